@@ -1,0 +1,1 @@
+"""One ONNX graph for every target: its contract, its blocks, and how precision is written into it."""

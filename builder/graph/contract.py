@@ -1,0 +1,55 @@
+"""Names and meanings of the graph's inputs and outputs: part of the ABI, written into every manifest.
+
+Dimensions: B sequences, T packed tokens, R rows with logits, H query heads, KVH KV heads, D head size,
+V vocabulary, NB blocks of the pool, MB blocks of a sequence at most, BS positions in a block.
+"""
+
+from __future__ import annotations
+
+VERSION = 1
+
+OP_DOMAIN = "plansmith"
+PAGED_ATTENTION = "PagedAttention"
+"""plansmith::PagedAttention, version 1: writes the step's K and V into the pool, then attends.
+
+inputs, in order
+    q [T, H*D], k [T, KVH*D], v [T, KVH*D]      rotated already
+    k_pool, v_pool [NB, KVH, BS, D]
+    cu_query_lens [B+1] int32                   sequence b's rows are cu[b]..cu[b+1]-1
+    kv_lens [B] int32                           positions held after the step; the new ones are the last
+    block_table [B, MB] int32                   block of each BS positions; unused entries -1
+outputs
+    out [T, H*D], k_pool_out, v_pool_out        the pools alias their inputs
+attributes
+    num_heads, kv_num_heads, head_dim (int); scale (float, on q.k);
+    softcap (float, 0 = none: s -> cap * tanh(s / cap)); window (int, 0 = all: p sees p-window+1..p)
+"""
+
+INPUT_IDS = "input_ids"  # [T] int32
+POSITION_IDS = "position_ids"  # [T] int32
+QUERY_LENS = "query_lens"  # [B] int32
+KV_LENS = "kv_lens"  # [B] int32
+CU_QUERY_LENS = "cu_query_lens"  # [B+1] int32
+BLOCK_TABLE = "block_table"  # [B, MB] int32
+LOGITS_ROWS = "logits_rows"  # [R] int32
+LOGITS = "logits"  # [R, V] float32
+
+
+def k_pool(layer: int) -> str:
+    """Input name of a layer's K pool [NB, KVH, BS, D]."""
+    return f"k_pool.{layer}"
+
+
+def v_pool(layer: int) -> str:
+    """Input name of a layer's V pool [NB, KVH, BS, D]."""
+    return f"v_pool.{layer}"
+
+
+def k_pool_out(layer: int) -> str:
+    """Output name of a layer's K pool, bound to the memory of its input."""
+    return f"k_pool_out.{layer}"
+
+
+def v_pool_out(layer: int) -> str:
+    """Output name of a layer's V pool, bound to the memory of its input."""
+    return f"v_pool_out.{layer}"

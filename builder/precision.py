@@ -1,0 +1,54 @@
+"""Weight precisions: what a recipe's name means, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..runtime.errors import InvalidArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """How weights and activations are held in the graph.
+
+    name : the recipe's name, as in --precision
+    weight_bits : 32, 16, 8 or 4 for the linear layers
+    head_bits : bits of the embedding and the logits product (they share one table when tied)
+    """
+
+    name: str
+    weight_bits: int
+    head_bits: int
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", 32, 32),
+    "fp16": Precision("fp16", 16, 16),
+    "bf16": Precision("bf16", 16, 16),
+    "int8": Precision("int8", 8, 8),
+    # The tied table is 21 % of a small model and the most sensitive part, so it stays at 8 bits.
+    "int4": Precision("int4", 4, 8),
+}
+
+
+def precision(name: str) -> Precision:
+    """Return the recipe of that name; InvalidArgumentError lists those there are."""
+    try:
+        return PRECISIONS[name]
+    except KeyError:
+        raise InvalidArgumentError(
+            f"--precision {name!r} is not known; choose one of {', '.join(PRECISIONS)}"
+        ) from None
+
+
+def int4_group_size(in_features: int) -> int:
+    """Return the INT4 group for an input size: 128 where it divides, else 64, else 32 (SmolLM2's 576 takes 64).
+
+    raises InvalidArgumentError when none divides.
+    """
+    for group in (128, 64, 32):
+        if in_features % group == 0:
+            return group
+    raise InvalidArgumentError(
+        f"int4 needs an input size divisible by 32, a layer has {in_features}; build with --precision int8"
+    )

@@ -1,0 +1,1 @@
+"""One folder a compiler; each lowers the graph its own way."""

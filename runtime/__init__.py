@@ -1,0 +1,1 @@
+"""The Python front of the serving core."""

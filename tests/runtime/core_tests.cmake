@@ -1,0 +1,1 @@
+# Tests of the scheduler, the KV cache, sampling and the C API.
