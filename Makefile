@@ -1,0 +1,143 @@
+# plansmith: every command a person or CI needs. `make help` lists them.
+#
+# Variables
+#   PYTHON       the interpreter the environment is made from (3.10 to 3.13)
+#   VENV         where the environment lies
+#   TORCH        the torch that tests compare with; a CPU build serves
+#   TORCH_INDEX  where CPU builds of torch are; used beside the default index, so it may be out of reach
+#   JOBS         parallel C++ compile jobs
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+JOBS ?= $(shell nproc)
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP := $(PY) -m pip --disable-pip-version-check -q
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# One thread a library: the tests run tiny models, where more threads only wait for each other.
+TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+SOURCES := $(shell find builder runtime plugins cli -type f -not -path '*/__pycache__/*')
+CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
+
+.PHONY: help demo build test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
+	bench bench-kernels bench-accuracy bench-peers wheel clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
+
+# ---------------------------------------------------------------- environment
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "plansmith needs Python 3.10 to 3.13, $(PYTHON) is `$(PYTHON) -V`; run make PYTHON=python3.12"; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || \
+		{ echo "plansmith needs a C++17 compiler and found none; install one, e.g. apt-get install g++"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+	$(PIP) install 'scikit-build-core>=1.0' 'cmake>=3.18' ninja
+	@touch $@
+
+# The package itself, as a wheel would install it, with what building and comparing engines takes.
+$(VENV)/.deps: $(VENV)/.made pyproject.toml
+	$(PIP) install `$(PY) tools/requirements.py rtx verify`
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.deps CMakeLists.txt $(SOURCES)
+	$(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@touch $@
+
+$(VENV)/.test-deps: $(VENV)/.deps
+	$(PIP) install --retries 1 --timeout 60 --extra-index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP) install `$(PY) tools/requirements.py test`
+	@touch $@
+
+$(VENV)/.dev-deps: $(VENV)/.made pyproject.toml
+	$(PIP) install `$(PY) tools/requirements.py dev`
+	@touch $@
+
+build: $(VENV)/.installed  ## make the environment and install plansmith into it
+
+# ---------------------------------------------------------------- the main job
+
+demo: build  ## checkpoint -> engine for CPU and an sm89 GPU -> checked -> text
+	bash tools/demo.sh $(BIN)
+
+# ---------------------------------------------------------------- tests
+
+build/test/build.ninja: $(VENV)/.made
+	$(BIN)/cmake -S . -B build/test -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_TESTS=ON
+
+test: test-cpp test-py  ## everything that runs without a GPU
+
+test-cpp: build/test/build.ninja
+	$(BIN)/cmake --build build/test
+	$(BIN)/ctest --test-dir build/test --output-on-failure
+
+test-py: build $(VENV)/.test-deps
+	$(TEST_ENV) $(PY) -m pytest -m "not gpu and not slow"
+
+test-slow: build $(VENV)/.test-deps  ## full-size compiles and long property tests
+	$(TEST_ENV) $(PY) -m pytest -m slow
+
+test-gpu: build $(VENV)/.test-deps  ## what needs a CUDA device
+	$(TEST_ENV) $(PY) -m pytest -m gpu
+
+test-asan: $(VENV)/.made  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_TESTS=ON \
+		-DPLANSMITH_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/ctest --test-dir build/asan --output-on-failure
+
+test-tsan: $(VENV)/.made  ## the C++ tests under ThreadSanitizer
+	$(BIN)/cmake -S . -B build/tsan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_TESTS=ON \
+		-DPLANSMITH_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan
+	TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+# ---------------------------------------------------------------- style
+
+lint: $(VENV)/.dev-deps  ## ruff and clang-format, nothing changed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/.dev-deps  ## ruff and clang-format, in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+# mypy sees the sources through a tree of links: on an installed package it would check only part of them.
+typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
+	@mkdir -p build/pytree/plansmith && touch build/pytree/plansmith/py.typed
+	@printf '"""plansmith."""\n\n__version__ = "0"\n' > build/pytree/plansmith/__init__.py
+	@for d in builder runtime plugins cli; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
+	MYPYPATH=build/pytree $(PY) -m mypy --strict -p plansmith
+
+# ---------------------------------------------------------------- measurements
+
+bench: bench-accuracy bench-peers  ## all measurements that docs/benchmarks.md shows
+
+bench-accuracy: build $(VENV)/.test-deps  ## engines against transformers: logits, tokens, KL, sizes, memory, start
+	$(PY) bench/accuracy.py
+	$(PY) bench/footprint.py
+
+bench-peers: build $(VENV)/.test-deps  ## throughput beside OpenVINO GenAI and transformers, in one run
+	$(PY) bench/throughput.py
+
+bench-kernels: $(VENV)/.made  ## GB/s and GFLOP/s of the CPU kernels
+	$(BIN)/cmake -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_BENCH=ON
+	$(BIN)/cmake --build build/bench
+	build/bench/kernels_bench
+
+# ---------------------------------------------------------------- the rest
+
+wheel: $(VENV)/.made  ## a wheel in dist/
+	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+
+clean:  ## remove what was built; keeps the environment and the demo
+	rm -rf build dist
+	rm -f $(VENV)/.installed
