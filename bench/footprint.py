@@ -30,7 +30,8 @@ ids = json.load(open(sys.argv[2]))["single"]["prompt_ids"]
 engine.generate([ids], SamplingParams(max_tokens=1, temperature=0.0))
 first = time.perf_counter()
 engine.close()
-print(json.dumps({"import_s": imported - begin, "open_s": opened - imported, "open_to_first_token_s": first - imported}))
+times = {"import_s": imported - begin, "open_s": opened - imported, "open_to_first_token_s": first - imported}
+print(json.dumps(times))
 """
 
 

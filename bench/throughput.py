@@ -4,8 +4,8 @@
 
 Every round runs each engine once, one after another, each in a process of its own, on the same token ids and output
 lengths (bench/workloads/workload16.json, end tokens ignored). transformers serves one request after another, as a
-script without a server does; it is slow, so it runs in the first round only. The first token id of every prompt is changed each
-round, so that no cache of an earlier round could help.
+script without a server does; it is slow, so it runs in the first round only. The first token id of every prompt is
+changed each round, so that no cache of an earlier round could help.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ for request in requests:
     ids = torch.tensor([request["prompt_ids"]])
     n = request["output_len"]
     with torch.inference_mode():
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, min_new_tokens=n, do_sample=False)
+        mask = torch.ones_like(ids)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=n, min_new_tokens=n, do_sample=False)
     tokens.append(out[0, ids.shape[1]:].tolist())
 wall = time.perf_counter() - begin
 print(json.dumps({"engine": "transformers fp32, one at a time", "wall_s": wall,
@@ -53,19 +53,10 @@ def run_json(command: list[str], threads: int) -> dict[str, Any]:
     return result
 
 
-def run_plansmith(engine_dir: Path, requests: Path, threads: int, label: str) -> dict[str, Any]:
-    """Return one run of `plansmith bench` in the peers' form."""
-    command = [
-        *common.PLANSMITH,
-        "bench",
-        str(engine_dir),
-        "--workload",
-        str(requests),
-        "--threads",
-        str(threads),
-    ]
-    report = run_json([*command, "--json"], threads)
-    return {"engine": label, **report}
+def bench_command(engine_dir: Path, requests: Path, threads: int) -> list[str]:
+    """Return the command that runs the requests through plansmith's own in-process engine."""
+    command = [*common.PLANSMITH, "bench", str(engine_dir), "--workload", str(requests)]
+    return [*command, "--threads", str(threads), "--json"]
 
 
 def salted(requests: list[dict[str, Any]], round_idx: int) -> list[dict[str, Any]]:
@@ -93,33 +84,36 @@ def main() -> None:
         prepare = [sys.executable, str(PEER), "prepare", "--checkpoint", str(checkpoint)]
         subprocess.run([*prepare, "--work", str(PEER_WORK), "--torch-index", args.torch_index], check=True)
 
+    requests = PEER_WORK / "requests.json"
+    requests.parent.mkdir(parents=True, exist_ok=True)
+    runs = {f"plansmith {p}": bench_command(engines[p], requests, args.threads) for p in precisions}
+    python = PEER_WORK / "venv-openvino" / "bin" / "python"
+    for precision in peers:
+        command = [str(python), str(PEER), "run", "--model", str(PEER_WORK / f"openvino-{precision}")]
+        runs[f"openvino-genai {precision}"] = [
+            *command,
+            "--requests",
+            str(requests),
+            "--threads",
+            str(args.threads),
+        ]
+    slow = [sys.executable, "-c", TRANSFORMERS, str(checkpoint), str(requests), str(args.threads)]
+
     samples: list[dict[str, Any]] = []
     for round_idx in range(args.rounds):
-        requests = PEER_WORK / "requests.json"
-        requests.parent.mkdir(parents=True, exist_ok=True)
         requests.write_text(json.dumps(salted(common.workload()["requests16"], round_idx)))
-        runs = [
-            lambda p=p: run_plansmith(engines[p], requests, args.threads, f"plansmith {p}")
-            for p in precisions
-        ]
-        python = PEER_WORK / "venv-openvino" / "bin" / "python"
-        for precision in peers:
-            command = [str(python), str(PEER), "run", "--model", str(PEER_WORK / f"openvino-{precision}")]
-            command += ["--requests", str(requests), "--threads", str(args.threads)]
-            runs.append(lambda command=command: run_json(command, args.threads))
-        if round_idx == 0:
-            command = [sys.executable, "-c", TRANSFORMERS, str(checkpoint), str(requests), str(args.threads)]
-            runs.append(lambda command=command: run_json(command, args.threads))
-        for run in runs:
+        once = {"transformers fp32, one at a time": slow} if round_idx == 0 else {}
+        for name, command in {**runs, **once}.items():
             load = os.getloadavg()[0]
-            sample = {"round": round_idx, "load_average": load, **run()}
+            sample = {
+                **run_json(command, args.threads),
+                "engine": name,
+                "round": round_idx,
+                "load_average": load,
+            }
             sample["tokens_per_s"] = sample["generated_tokens"] / sample["wall_s"]
-            print(
-                f"round {round_idx}  {sample['engine']:34s} {sample['tokens_per_s']:8.1f} tokens/s",
-                flush=True,
-            )
+            print(f"round {round_idx}  {name:34s} {sample['tokens_per_s']:8.1f} tokens/s", flush=True)
             samples.append(sample)
-            time.sleep(1)
 
     report(samples)
     common.store("throughput", {"threads": args.threads, "samples": samples})
