@@ -1,0 +1,357 @@
+"""manifest.json: what an engine directory holds, checked before anything in it is opened.
+
+Standard library only, so that a server or a deployment script can read it alone. Every field is typed and ranged, a
+field that this version does not know is refused by name, and a checksum over the content finds the edits that leave
+it plausible.
+"""
+
+# ruff: noqa: RUF009 - these calls make the fields
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+from . import manifest_fields as read
+from .errors import EngineFileError
+from .manifest_fields import Fields, to_json
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+GRAPH_CONTRACT_VERSION = (
+    1  # of the graphs this runtime can drive; builder/graph/contract.py has the same number
+)
+MAX_MANIFEST_BYTES = 16 << 20
+
+TOKEN_LAYOUTS = ("packed", "rectangular")
+FLOAT_TYPES = ("float32", "float16", "bfloat16")
+ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileEntry(Fields):
+    """A file of the engine: path relative to the directory, size in bytes, sha256 in hex."""
+
+    path: str = read.relative_path()
+    size: int = read.integer(0)
+    sha256: str = read.sha256()
+
+
+@dataclasses.dataclass(frozen=True)
+class HostEntry(Fields):
+    """Where the engine was built. For people; nothing depends on it."""
+
+    os: str = read.text()
+    machine: str = read.text()
+    cpu: str = read.text()
+    cpus: int = read.integer(1)
+    memory_bytes: int = read.integer(0)
+    python: str = read.text()
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelEntry(Fields):
+    """The decoder in numbers: enough to size a KV cache and to check token ids."""
+
+    family: str = read.text()
+    architecture: str = read.text()
+    vocab_size: int = read.integer(1, 1 << 24)
+    hidden_size: int = read.integer(1, 1 << 20)
+    intermediate_size: int = read.integer(1, 1 << 22)
+    num_layers: int = read.integer(1, 4096)
+    num_heads: int = read.integer(1, 4096)
+    num_kv_heads: int = read.integer(1, 4096)
+    head_dim: int = read.integer(1, 4096)
+    max_position_embeddings: int = read.integer(1, 1 << 28)
+    windows: tuple[int, ...] = read.integers(0, 1 << 28)  # a layer's sliding window, 0 = none
+    num_parameters: int = read.integer(1)
+    dtype: str = read.text()  # the checkpoint's own
+    bos_token_id: int | None = read.optional_integer(0, 1 << 24)
+    eos_token_ids: tuple[int, ...] = read.integers(0, 1 << 24)
+    pad_token_id: int | None = read.optional_integer(0, 1 << 24)
+
+    def kv_bytes_per_token(self, kv_dtype: str) -> int:
+        """Return the bytes that one position holds over all layers, K and V together."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * (4 if kv_dtype == "float32" else 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitsEntry(Fields):
+    """The limits the engine was built for, inclusive; the names are trtllm-build's."""
+
+    max_batch_size: int = read.integer(1, 1 << 20)
+    max_num_tokens: int = read.integer(1, 1 << 24)
+    max_input_len: int = read.integer(1, 1 << 28)
+    max_seq_len: int = read.integer(2, 1 << 28)
+    max_beam_width: int = read.integer(1, 1024)
+    tokens_per_block: int = read.integer(1, 1 << 16)
+    kv_cache_type: str = read.one_of("paged")
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerEntry(Fields):
+    """The tokenizer's files and one hash over all of them."""
+
+    files: tuple[FileEntry, ...] = read.entries(FileEntry)
+    sha256: str = read.sha256()
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphContractEntry(Fields):
+    """Names of the graph's inputs and outputs; `{layer}` stands for 0..L-1."""
+
+    version: int = read.integer(1, 1 << 16)
+    inputs: tuple[str, ...] = read.texts()
+    outputs: tuple[str, ...] = read.texts()
+    pool_inputs: tuple[str, ...] = read.texts()
+    pool_outputs: tuple[str, ...] = read.texts()
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointEntry(Fields):
+    """What the engine was built from. `path` is where it was then, and need not exist any more."""
+
+    path: str = read.text()
+    fingerprint: str = read.text()
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetEntry(Fields):
+    """One compiled plan.
+
+    sm : compute capabilities the plan runs on, e.g. ("sm89",); () = no GPU
+    token_layout : "packed" takes the contract's inputs; "rectangular" steps are padded [B, S] with `extra_inputs`
+    activation_quantization : how activations meet quantized weights
+    key : hash of everything that went into the plan; equal keys = the same plan
+    seconds : time of the compilation
+    """
+
+    compiler: str = read.text()
+    compiler_version: str = read.text()
+    sm: tuple[str, ...] = read.texts()
+    token_layout: str = read.one_of(*TOKEN_LAYOUTS)
+    compute_dtype: str = read.one_of(*FLOAT_TYPES)
+    kv_dtype: str = read.one_of(*FLOAT_TYPES)
+    activation_quantization: str = read.one_of(*ACTIVATION_QUANTIZATIONS)
+    extra_inputs: tuple[str, ...] = read.texts()
+    files: tuple[FileEntry, ...] = read.entries(FileEntry)
+    flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
+    key: str = read.sha256()
+    seconds: float = read.number(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(Fields):
+    """The whole of manifest.json, and the directory it was read from (`root`, no part of equality)."""
+
+    schema_version: int = read.integer(SCHEMA_VERSION, SCHEMA_VERSION)
+    plansmith_version: str = read.text()
+    created: str = read.time()
+    host: HostEntry = read.entry(HostEntry)
+    model: ModelEntry = read.entry(ModelEntry)
+    precision: str = read.text()
+    limits: LimitsEntry = read.entry(LimitsEntry)
+    tokenizer: TokenizerEntry = read.entry(TokenizerEntry)
+    graph_contract: GraphContractEntry = read.entry(GraphContractEntry)
+    checkpoint: CheckpointEntry = read.entry(CheckpointEntry)
+    targets: dict[str, TargetEntry] = read.entry_map(TargetEntry)
+    root: pathlib.Path = dataclasses.field(default=pathlib.Path(), compare=False)
+
+    def target(self, name: str) -> TargetEntry:
+        """Return a target; EngineFileError lists those there are and says how to add it."""
+        if name in self.targets:
+            return self.targets[name]
+        raise EngineFileError(
+            f"{self.root} has no target {name!r}, only {', '.join(self.targets) or 'none'}; add it with: "
+            f"plansmith build {self.checkpoint.path} -o {self.root} --target {name} --precision {self.precision}"
+        )
+
+    def path(self, entry: FileEntry) -> pathlib.Path:
+        """Return where a file of this engine is; EngineFileError if a symbolic link leads out of the directory."""
+        path = self.root / entry.path
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise EngineFileError(
+                f"{entry.path} of {self.root} leads outside the engine directory (to {path.resolve()}); "
+                "copy the file itself into the directory, or build the engine again"
+            )
+        return path
+
+    def plan_path(self, name: str) -> pathlib.Path:
+        """Return the path of a target's plan, its first file."""
+        return self.path(self.target(name).files[0])
+
+    def check_files(self, targets: Iterable[str] | None = None, *, hashes: bool = False) -> None:
+        """Check that the files are there whole: sizes always, contents too with hashes.
+
+        targets : names to look at, all when None. The tokenizer's contents are always compared: it is small, and
+            another tokenizer beside the same weights gives fluent nonsense instead of an error.
+        raises EngineFileError for the first file that is missing, cut short or changed.
+        """
+        for entry in self.tokenizer.files:
+            self._check_file(entry, hashes=True, what="tokenizer file", fix=self._rebuild())
+        for name in self.targets if targets is None else targets:
+            for entry in self.target(name).files:
+                self._check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
+
+    def _rebuild(self, name: str | None = None) -> str:
+        targets = name or ",".join(self.targets)
+        return (
+            "copy the engine again, or rebuild with: "
+            f"plansmith build {self.checkpoint.path} -o {self.root} --target {targets} --force"
+        )
+
+    def _check_file(self, entry: FileEntry, *, hashes: bool, what: str, fix: str) -> None:
+        path = self.path(entry)
+        try:
+            size = path.stat().st_size if path.is_file() else None
+            if size is None:
+                raise EngineFileError(f"{what} {entry.path} is missing in {self.root}; {fix}")
+            if size != entry.size:
+                raise EngineFileError(
+                    f"{what} {path} has {size} bytes, manifest.json says {entry.size}: it was cut short or "
+                    f"replaced; {fix}"
+                )
+            if hashes and (got := hash_file(path)) != entry.sha256:
+                raise EngineFileError(
+                    f"{what} {path} has sha256 {got[:16]}…, manifest.json says {entry.sha256[:16]}…: its contents "
+                    f"changed after the build; {fix}"
+                )
+        except OSError as error:
+            raise EngineFileError(f"{what} {path} cannot be read: {error.strerror}; {fix}") from error
+
+    def to_text(self) -> str:
+        """Return manifest.json as text, its checksum included."""
+        content = to_json(self)
+        content["checksum"] = checksum(content)
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """Return the sha256 over a manifest's content in canonical form, without its checksum field."""
+    plain = {key: value for key, value in content.items() if key != "checksum"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_file(path: pathlib.Path) -> str:
+    """Return the sha256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_entries(entries: Iterable[FileEntry]) -> str:
+    """Return one hash over several files: their names and contents, whatever their order."""
+    lines = sorted(f"{entry.path}:{entry.sha256}" for entry in entries)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def load_manifest(engine_dir: str | pathlib.Path) -> Manifest:
+    """Return the checked manifest of an engine directory. Files are not opened: see Manifest.check_files.
+
+    raises EngineFileError when it is no engine directory, the manifest is damaged or of another version.
+    """
+    root = pathlib.Path(engine_dir)
+    path = root / MANIFEST_NAME
+    try:
+        if not path.is_file():
+            raise EngineFileError(_not_an_engine(root))
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise EngineFileError(
+                f"{path} is larger than {MAX_MANIFEST_BYTES} bytes, so no manifest; build the engine again"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise EngineFileError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+    return parse_manifest(data, root)
+
+
+def parse_manifest(data: bytes, root: pathlib.Path) -> Manifest:
+    """Return the manifest of manifest.json's bytes; `root` is its directory. Raises EngineFileError."""
+    path = root / MANIFEST_NAME
+    content = read.parse_json(data, str(path))
+    _check_versions(content, path)
+    stored = content.pop("checksum", None)
+    manifest = Manifest.read(content, str(path))
+    _check_consistency(manifest, path)
+    if stored != checksum(to_json(manifest)):
+        raise EngineFileError(
+            f"{path} was changed after the build (its checksum differs); a limit or a size cannot be edited there, "
+            "build the engine again with the values wanted"
+        )
+    return dataclasses.replace(manifest, root=root)
+
+
+def _check_versions(content: dict[str, Any], path: pathlib.Path) -> None:
+    version = content.get("schema_version")
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise EngineFileError(
+            f"{path} has no schema_version number, so it is not plansmith's; build the engine again"
+        )
+    by = str(content.get("plansmith_version", "unknown"))[:40]
+    if version > SCHEMA_VERSION:
+        raise EngineFileError(
+            f"{path} has schema version {version} (written by plansmith {by}), this plansmith reads {SCHEMA_VERSION}; "
+            "upgrade plansmith: pip install --upgrade plansmith"
+        )
+    if version < SCHEMA_VERSION:
+        raise EngineFileError(
+            f"{path} has schema version {version} (written by plansmith {by}), this plansmith reads {SCHEMA_VERSION}; "
+            "build the engine again with: plansmith build CHECKPOINT -o " + str(path.parent) + " --force"
+        )
+
+
+def _check_consistency(manifest: Manifest, path: pathlib.Path) -> None:
+    """Check what no single field shows."""
+    model, limits = manifest.model, manifest.limits
+    rules = [
+        (len(model.windows) == model.num_layers, "model.windows must have one number a layer"),
+        (
+            model.num_heads % model.num_kv_heads == 0,
+            "model.num_heads must be a multiple of model.num_kv_heads",
+        ),
+        (
+            limits.max_input_len <= limits.max_seq_len,
+            "limits.max_input_len must not exceed limits.max_seq_len",
+        ),
+        (
+            limits.max_seq_len <= model.max_position_embeddings,
+            "limits.max_seq_len must not exceed model.max_position_embeddings",
+        ),
+        (all(target.files for target in manifest.targets.values()), "every target must have a file"),
+        (
+            manifest.tokenizer.sha256 == hash_entries(manifest.tokenizer.files),
+            "tokenizer.sha256 must be the hash of tokenizer.files",
+        ),
+    ]
+    for holds, text in rules:
+        if not holds:
+            raise EngineFileError(f"{path} contradicts itself: {text}; build the engine again")
+    if manifest.graph_contract.version != GRAPH_CONTRACT_VERSION:
+        raise EngineFileError(
+            f"{path} has graph contract {manifest.graph_contract.version}, this runtime drives "
+            f"{GRAPH_CONTRACT_VERSION}; build the engine again with this version of plansmith"
+        )
+
+
+def _not_an_engine(root: pathlib.Path) -> str:
+    """Say why `root` is no engine directory, by what is there instead."""
+    if not root.exists():
+        return f"{root} does not exist; give an engine directory, or make one: plansmith build CHECKPOINT -o {root}"
+    if not root.is_dir():
+        return f"{root} is a file, an engine is a directory with a {MANIFEST_NAME}; give the directory"
+    head = f"{root} is not an engine directory: it has no {MANIFEST_NAME}"
+    if any(root.glob("rank*.engine")):
+        return (
+            f"{head} but a TensorRT-LLM engine, which cannot be read; build one from the checkpoint: "
+            "plansmith build CHECKPOINT -o ENGINE_DIR"
+        )
+    if any(root.glob("*.safetensors")) or any(root.glob("*.gguf")):
+        return f"{head} but a checkpoint; build the engine first: plansmith build {root} -o ENGINE_DIR"
+    return f"{head}; make one with: plansmith build CHECKPOINT -o {root}"
