@@ -1,1 +1,9 @@
 """One ONNX graph for every target: its contract, its blocks, and how precision is written into it."""
+
+from __future__ import annotations
+
+from .decoder import build_graph
+from .save import save
+from .weights import WeightSource
+
+__all__ = ["WeightSource", "build_graph", "save"]

@@ -1,0 +1,96 @@
+"""Linear layers, the embedding and the logits."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..spec import DecoderSpec
+from . import contract
+from .graph_builder import ROWS, TOKENS, GraphBuilder
+from .weights import WeightLoader
+
+
+def linear(
+    g: GraphBuilder, w: WeightLoader, x: ir.Value, name: str, width: int, bias: bool, rows: str = TOKENS
+) -> ir.Value:
+    """Return x [rows, K] times `<name>.weight` [K, width] (+ `<name>.bias`), called "<name>/out"."""
+    return _product(g, w, x, w.matrix(f"{name}.weight"), name, width, bias, rows)
+
+
+def embed(g: GraphBuilder, w: WeightLoader, ids: ir.Value, spec: DecoderSpec) -> ir.Value:
+    """Return the rows [T, E] of the table for ids [T], times embed_scale.
+
+    An int8 table is gathered first and dequantized after: a target need never expand the whole table.
+    """
+    table, scale = w.table("embed.weight")
+    shape = (TOKENS, spec.hidden_size)
+    dtype = table.dtype
+    assert dtype is not None
+    x = g.node("Gather", [table, ids], "embed/gather", dtype, shape, {"axis": 0})
+    if dtype != g.compute:
+        x = g.node("Cast", [x], "embed/cast", g.compute, shape, {"to": int(g.compute)})
+    if scale is not None:
+        row_scale = g.node("Gather", [scale, ids], "embed/gather_scale", g.compute, (TOKENS,), {"axis": 0})
+        axis = g.ints("axis.1", [1])
+        row_scale = g.node("Unsqueeze", [row_scale, axis], "embed/unsqueeze_scale", g.compute, (TOKENS, 1))
+        x = g.node("Mul", [x, row_scale], "embed/dq", g.compute, shape)
+    if spec.embed_scale != 1.0:
+        factor = g.scalar("embed.scale", spec.embed_scale)
+        x = g.node("Mul", [x, factor], "embed/scale", g.compute, shape)
+    return x
+
+
+def logits(g: GraphBuilder, w: WeightLoader, x: ir.Value, spec: DecoderSpec) -> ir.Value:
+    """Return float32 logits [R, V] of x [R, E], soft-capped where the model does so."""
+    shape = (ROWS, spec.vocab_size)
+    weight = _tied_head(g, w, spec) if spec.tie_embeddings else w.head("lm_head.weight")
+    y = _product(g, w, x, weight, "lm_head", spec.vocab_size, spec.lm_head_bias, ROWS)
+    f32 = ir.DataType.FLOAT
+    cap = spec.final_softcap
+    if cap == 0.0 and g.compute == f32:
+        return g.node("Identity", [y], "logits/identity", f32, shape, out=contract.LOGITS)
+    if g.compute != f32:
+        out = None if cap else contract.LOGITS
+        y = g.node("Cast", [y], "logits/to_f32", f32, shape, {"to": int(f32)}, out=out)
+    if cap:
+        limit = g.const_f32("logits.softcap", cap)
+        y = g.node("Div", [y, limit], "logits/div", f32, shape)
+        y = g.node("Tanh", [y], "logits/tanh", f32, shape)
+        y = g.node("Mul", [y, limit], "logits/softcap", f32, shape, out=contract.LOGITS)
+    return y
+
+
+def _tied_head(g: GraphBuilder, w: WeightLoader, spec: DecoderSpec) -> ir.Value:
+    """The embedding table [V, E], dequantized and transposed to [E, V]."""
+    table, scale = w.table("embed.weight")
+    if scale is not None:
+        shape = (spec.vocab_size, spec.hidden_size)
+        table = g.node("DequantizeLinear", [table, scale], "lm_head.weight/dq", g.compute, shape, {"axis": 0})
+    else:
+        table = w.cast(table)
+    return g.node(
+        "Transpose",
+        [table],
+        "lm_head.weight/transpose",
+        g.compute,
+        (spec.hidden_size, spec.vocab_size),
+        {"perm": [1, 0]},
+    )
+
+
+def _product(
+    g: GraphBuilder,
+    w: WeightLoader,
+    x: ir.Value,
+    weight: ir.Value,
+    name: str,
+    width: int,
+    bias: bool,
+    rows: str,
+) -> ir.Value:
+    if not bias:
+        return g.node("MatMul", [x, weight], f"{name}/matmul", g.compute, (rows, width), out=f"{name}/out")
+    y = g.node("MatMul", [x, weight], f"{name}/matmul", g.compute, (rows, width))
+    return g.node(
+        "Add", [y, w.vector(f"{name}.bias")], f"{name}/bias", g.compute, (rows, width), out=f"{name}/out"
+    )

@@ -1,0 +1,149 @@
+"""Initializers that are read, transposed and quantized when a compiler asks for them, one weight at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import CheckpointError
+from ..precision import Precision, int4_group_size
+from .graph_builder import GraphBuilder
+from .quantize import quantize_int4, quantize_int8
+
+Array = np.ndarray
+
+
+class WeightSource(Protocol):
+    """The weights of a checkpoint under their canonical names (spec.weight_shapes)."""
+
+    def names(self) -> Iterable[str]:
+        """Return the canonical names it holds."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight without reading it."""
+
+    def get(self, name: str) -> Array:
+        """Return a weight in float32, float16 or bfloat16; matrices are [out, in]."""
+
+
+_STORED = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+
+
+@dataclasses.dataclass
+class _Last:
+    """The codes and scales of the weight that was quantized last: a weight's two initializers share one pass."""
+
+    key: tuple[str, int] | None = None
+    codes: Array | None = None
+    scale: Array | None = None
+
+
+class WeightLoader:
+    """Puts weights into a graph. Nothing is read before an initializer's data is asked for."""
+
+    def __init__(self, g: GraphBuilder, source: WeightSource, precision: Precision) -> None:
+        self.g = g
+        self.precision = precision
+        self._source = source
+        self._last = _Last()
+
+    def matrix(self, name: str) -> ir.Value:
+        """Return the weight as [in, out] in the compute type, at the precision's weight_bits."""
+        return self._linear(name, self.precision.weight_bits)
+
+    def head(self, name: str) -> ir.Value:
+        """Return an untied logits matrix as [in, out] in the compute type, at head_bits."""
+        return self._linear(name, self.precision.head_bits)
+
+    def table(self, name: str) -> tuple[ir.Value, ir.Value | None]:
+        """Return the embedding table [V, E] as it is stored and its scales [V] (None unless it is int8)."""
+        rows, cols = self._source.shape(name)
+        if self.precision.head_bits > 8:
+            stored = self._stored_type()
+            return self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored)), None
+        codes = self.g.lazy(name, ir.DataType.INT8, (rows, cols), lambda: self._int8(name)[0])
+        scale = self.g.lazy(f"{name}.scale", self.g.compute, (rows,), lambda: self._int8(name)[1])
+        return codes, scale
+
+    def vector(self, name: str) -> ir.Value:
+        """Return a bias in the compute type."""
+        dtype = self.g.compute
+        return self.g.lazy(name, dtype, self._source.shape(name), lambda: self._plain(name, dtype))
+
+    def norm(self, name: str, offset: float) -> ir.Value:
+        """Return a norm's weight in float32 with the family's offset added."""
+
+        def read() -> Array:
+            return np.asarray(self._source.get(name)).astype(np.float32) + np.float32(offset)
+
+        return self.g.lazy(name, ir.DataType.FLOAT, self._source.shape(name), read)
+
+    def cast(self, stored: ir.Value) -> ir.Value:
+        """Return a stored weight in the compute type."""
+        if stored.dtype == self.g.compute:
+            return stored
+        assert stored.name is not None and stored.shape is not None
+        name = f"{stored.name}/cast"
+        return self.g.node(
+            "Cast", [stored], name, self.g.compute, stored.shape.numpy(), {"to": int(self.g.compute)}
+        )
+
+    def _linear(self, name: str, bits: int) -> ir.Value:
+        n, k = self._source.shape(name)
+        if bits > 8:
+            dtype = self._stored_type()
+            return self.cast(self.g.lazy(name, dtype, (k, n), lambda: self._plain(name, dtype).T))
+        if bits == 8:
+            codes = self.g.lazy(name, ir.DataType.INT8, (k, n), lambda: self._int8(name)[0].T)
+            scale = self.g.lazy(f"{name}.scale", self.g.compute, (n,), lambda: self._int8(name)[1])
+            attrs = {"axis": 1}
+        else:
+            group = int4_group_size(k)
+            codes = self.g.lazy(name, ir.DataType.INT4, (k, n), lambda: self._int4(name, group)[0])
+            scale = self.g.lazy(
+                f"{name}.scale", self.g.compute, (k // group, n), lambda: self._int4(name, group)[1].T
+            )
+            attrs = {"axis": 0, "block_size": group}
+        return self.g.node("DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (k, n), attrs)
+
+    def _stored_type(self) -> ir.DataType:
+        return _STORED.get(self.precision.name, ir.DataType.FLOAT)
+
+    def _plain(self, name: str, dtype: ir.DataType) -> Array:
+        w = np.asarray(self._source.get(name))
+        wanted = dtype.numpy()
+        if w.dtype == wanted:
+            return w
+        with np.errstate(over="ignore"):
+            out = w.astype(wanted)
+        if wanted == np.float16 and np.isinf(out).any():
+            raise CheckpointError(
+                f"{name} has weights beyond float16's largest number, 65504; build with --precision bf16"
+            )
+        return out
+
+    def _int8(self, name: str) -> tuple[Array, Array]:
+        return self._quantized(name, 0)
+
+    def _int4(self, name: str, group: int) -> tuple[Array, Array]:
+        codes, scale = self._quantized(name, group)
+        return codes.astype(ml_dtypes.int4).T, scale
+
+    def _quantized(self, name: str, group: int) -> tuple[Array, Array]:
+        last = self._last
+        if last.key != (name, group) or last.codes is None or last.scale is None:
+            last.key = last.codes = last.scale = None  # let go before the next is read
+            w = np.asarray(self._source.get(name))
+            dtype = self.g.compute.numpy()
+            if group:
+                codes, scale = quantize_int4(w, group, name=name, scale_dtype=dtype)
+            else:
+                codes, scale = quantize_int8(w, name=name, scale_dtype=dtype)
+            last.key, last.codes, last.scale = (name, group), codes, scale
+            return codes, scale
+        return last.codes, last.scale
