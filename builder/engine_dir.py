@@ -1,0 +1,208 @@
+"""Writing an engine directory so that it is there whole or not at all.
+
+A build works in a directory beside its destination and swaps the two at the end. A lock beside the destination keeps
+two builds of one engine apart; only its holder makes work directories, so whatever lies there when the lock is taken
+was left by a build that was killed, and is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from ..runtime.errors import BuildError, EngineFileError, InvalidArgumentError, OutOfMemoryError
+from ..runtime.manifest import MANIFEST_NAME, FileEntry, hash_file
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+
+
+@contextlib.contextmanager
+def replacing(out_dir: pathlib.Path, needed_bytes: int = 0) -> Iterator[pathlib.Path]:
+    """Give a fresh directory that takes the place of out_dir when the block ends without an error.
+
+    out_dir : may be absent, empty, or an engine directory, which is replaced in one step (programs that have it open
+        keep what they opened). Anything else is refused: nothing but engines is ever deleted.
+    needed_bytes : refused at once when the disk has less
+    raises InvalidArgumentError for a destination that cannot be, BuildError while another build holds it,
+        OutOfMemoryError when the disk is full. After an error or a kill, out_dir is as it was.
+    """
+    out_dir = pathlib.Path(os.path.abspath(out_dir))  # noqa: PTH100 - resolve() would follow the last link too early
+    out_dir = out_dir.resolve() if out_dir.is_symlink() else out_dir
+    _check_destination(out_dir)
+    with _lock(out_dir):
+        _clean(out_dir)
+        _check_space(out_dir.parent, needed_bytes)
+        work = out_dir.parent / f"{_prefix(out_dir)}{os.getpid()}.new"
+        work.mkdir()
+        try:
+            with disk_errors(work, needed_bytes):
+                yield work
+                sync_tree(work)
+                _swap(work, out_dir)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disk_errors(where: pathlib.Path, needed_bytes: int) -> Iterator[None]:
+    """Turn "no space left" of any write into OutOfMemoryError with the numbers."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise _no_space(where, needed_bytes, error.strerror or "no space left") from error
+
+
+def _no_space(where: pathlib.Path, needed_bytes: int, why: str) -> OutOfMemoryError:
+    free = shutil.disk_usage(where).free
+    return OutOfMemoryError(
+        f"the engine does not fit on the disk of {where.parent if where.name.endswith('.new') else where}: about "
+        f"{needed_bytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free ({why}); free some space, build fewer targets "
+        "at once, or give another -o"
+    )
+
+
+def _check_space(parent: pathlib.Path, needed_bytes: int) -> None:
+    if shutil.disk_usage(parent).free < needed_bytes:
+        raise _no_space(parent, needed_bytes, "checked before the build")
+
+
+def _check_destination(out_dir: pathlib.Path) -> None:
+    if out_dir.exists() and not out_dir.is_dir():
+        raise InvalidArgumentError(f"{out_dir} is a file, an engine is a directory; give another -o")
+    if out_dir.is_dir():
+        # A volume's root cannot be renamed, and this is where a container would want its engine.
+        if os.path.ismount(out_dir):
+            raise InvalidArgumentError(
+                f"{out_dir} is a mount point, which cannot be swapped in one step; give a directory inside it: "
+                f"-o {out_dir / 'engine'}"
+            )
+        if any(out_dir.iterdir()) and not (out_dir / MANIFEST_NAME).is_file():
+            raise InvalidArgumentError(
+                f"{out_dir} holds files but no {MANIFEST_NAME}, so it is no engine and is not replaced; give a new or "
+                "an empty directory with -o"
+            )
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{out_dir.parent} cannot be made: {error.strerror}; give another -o"
+        ) from error
+    if not os.access(out_dir.parent, os.W_OK | os.X_OK):
+        raise InvalidArgumentError(
+            f"{out_dir.parent} cannot be written to; give another -o or change its permissions"
+        )
+
+
+def _prefix(out_dir: pathlib.Path) -> str:
+    return f".{out_dir.name}.plansmith-"
+
+
+@contextlib.contextmanager
+def _lock(out_dir: pathlib.Path) -> Iterator[None]:
+    """Hold the lock file of out_dir. The kernel drops the lock with the process, however it ends."""
+    path = out_dir.parent / f".{out_dir.name}.plansmith.lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file between our open and our lock: then it locks nobody out.
+            if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+                break
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise BuildError(
+                f"another build (process {holder}) is writing {out_dir}; wait for it to end, or give another -o"
+            ) from None
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+    try:
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _clean(out_dir: pathlib.Path) -> None:
+    """Remove what killed builds left, putting an engine back that was taken aside and not yet replaced."""
+    aside = out_dir.parent / f"{_prefix(out_dir)}old"
+    if aside.is_dir() and not out_dir.exists():
+        aside.rename(out_dir)
+    for left in out_dir.parent.glob(f"{_glob_escape(_prefix(out_dir))}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _glob_escape(text: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
+
+
+def _swap(work: pathlib.Path, out_dir: pathlib.Path) -> None:
+    """Put work in out_dir's place; what was there is in work afterwards, or gone."""
+    if not out_dir.exists():
+        work.rename(out_dir)
+    elif not _exchange(work, out_dir):
+        # No exchange on this system: a kill between these two is mended by the next build (see _clean).
+        aside = out_dir.parent / f"{_prefix(out_dir)}old"
+        out_dir.rename(aside)
+        work.rename(out_dir)
+        shutil.rmtree(aside, ignore_errors=True)
+    sync(out_dir.parent)
+
+
+def _exchange(one: pathlib.Path, two: pathlib.Path) -> bool:
+    """Exchange two directories in one step; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    arguments = (ctypes.c_int(AT_FDCWD), os.fsencode(one), ctypes.c_int(AT_FDCWD), os.fsencode(two))
+    return bool(renameat2(*arguments, ctypes.c_uint(RENAME_EXCHANGE)) == 0)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(root: pathlib.Path) -> None:
+    """Flush all files below root, then the directories."""
+    for path in sorted(root.rglob("*"), reverse=True):
+        sync(path)
+    sync(root)
+
+
+def describe_file(root: pathlib.Path, path: pathlib.Path) -> FileEntry:
+    """Return the manifest's entry of a file below root."""
+    return FileEntry(path=path.relative_to(root).as_posix(), size=path.stat().st_size, sha256=hash_file(path))
+
+
+def carry_over(entry: FileEntry, source: pathlib.Path, work: pathlib.Path) -> None:
+    """Bring a file of the old engine into the new one, as a hard link where the file system has them.
+
+    raises EngineFileError when its contents are not what the old manifest says.
+    """
+    old, new = source / entry.path, work / entry.path
+    if not old.is_file() or old.stat().st_size != entry.size or hash_file(old) != entry.sha256:
+        raise EngineFileError(f"{old} is not what its manifest says; it has to be built again")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)

@@ -1,0 +1,197 @@
+"""An engine directory is there whole or not at all: kills, full disks, two builds at once."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from plansmith.builder import engine_dir
+from plansmith.runtime.errors import BuildError, EngineFileError, InvalidArgumentError, OutOfMemoryError
+from plansmith.runtime.manifest import MANIFEST_NAME
+
+
+def write(out: pathlib.Path, text: str) -> None:
+    with engine_dir.replacing(out) as work:
+        (work / MANIFEST_NAME).write_text(text)
+        (work / "targets").mkdir()
+        (work / "targets" / "plan").write_text(text)
+
+
+def litter(out: pathlib.Path) -> list[str]:
+    return [path.name for path in out.parent.iterdir() if path != out]
+
+
+def test_new_then_replaced(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "deep" / "engine"
+    write(out, "1")
+    assert (out / "targets" / "plan").read_text() == "1"
+    reader = (out / "targets" / "plan").open()
+    write(out, "2")
+    assert (out / "targets" / "plan").read_text() == "2"
+    assert reader.read() == "1"  # who has it open keeps it
+    assert litter(out) == []
+
+
+def test_replaced_without_exchange(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_dir, "_exchange", lambda one, two: False)
+    out = tmp_path / "engine"
+    write(out, "1")
+    write(out, "2")
+    assert (out / MANIFEST_NAME).read_text() == "2"
+    assert litter(out) == []
+
+
+def test_killed_between_two_renames_is_mended(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "engine"
+    write(out, "1")
+    out.rename(tmp_path / ".engine.plansmith-old")
+    with pytest.raises(RuntimeError, match="stop"), engine_dir.replacing(out):
+        raise RuntimeError("stop")
+    assert (out / MANIFEST_NAME).read_text() == "1"
+
+
+def test_error_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "engine"
+    write(out, "1")
+    with pytest.raises(KeyError), engine_dir.replacing(out) as work:
+        (work / MANIFEST_NAME).write_text("2")
+        raise KeyError("a failing target")
+    assert (out / MANIFEST_NAME).read_text() == "1"
+    assert litter(out) == []
+
+
+def test_what_is_no_engine_is_never_replaced(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InvalidArgumentError, match="holds files but no manifest"):
+        write(tmp_path, "1")
+    with pytest.raises(InvalidArgumentError, match="is a file"):
+        write(tmp_path / "thesis.tex", "1")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(InvalidArgumentError, match=r"mount point.*inside it"):
+        write(pathlib.Path("/dev/shm" if os.path.ismount("/dev/shm") else "/"), "1")
+    with pytest.raises(InvalidArgumentError, match="cannot be made"):
+        write(tmp_path / "thesis.tex" / "below" / "engine", "1")
+
+
+def test_a_link_keeps_pointing(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "v1", "1")
+    (tmp_path / "current").symlink_to("v1")
+    write(tmp_path / "current", "2")
+    assert (tmp_path / "current").is_symlink()
+    assert (tmp_path / "v1" / MANIFEST_NAME).read_text() == "2"
+
+
+def test_two_builds_at_once(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "engine"
+    with engine_dir.replacing(out) as work:
+        (work / MANIFEST_NAME).write_text("1")
+        with pytest.raises(BuildError, match=f"another build .process {os.getpid()}. is writing"):
+            write(out, "2")
+        write(tmp_path / "other", "3")
+    assert (out / MANIFEST_NAME).read_text() == "1"
+
+
+def test_free_space_is_checked_first(tmp_path: pathlib.Path) -> None:
+    refused = pytest.raises(OutOfMemoryError, match=r"1000000000000 MB needed.*MB free .checked before")
+    with refused, engine_dir.replacing(tmp_path / "engine", needed_bytes=10**18):
+        raise AssertionError("not reached")
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import sys, pathlib
+from plansmith.builder import engine_dir
+out = pathlib.Path(sys.argv[1])
+while True:
+    with engine_dir.replacing(out) as work:
+        (work / "targets").mkdir()
+        for n in range(20):
+            (work / "targets" / str(n)).write_bytes(b"x" * 5000)
+        (work / "manifest.json").write_text("20")
+    print("done", flush=True)
+"""
+
+
+def test_kill_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """After each kill: a whole engine or none, and the next build clears the rest."""
+    out = tmp_path / "engine"
+    for n in range(12):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(out)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.0037 * n)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert len(list((out / "targets").iterdir())) == 20
+        assert (out / MANIFEST_NAME).read_text() == "20"
+    write(out, "after")
+    assert (out / MANIFEST_NAME).read_text() == "after"
+    assert litter(out) == []
+
+
+FULL = """
+import resource, sys, pathlib
+from plansmith.builder import engine_dir
+from plansmith.runtime.errors import OutOfMemoryError
+out = pathlib.Path(sys.argv[1])
+if len(sys.argv) > 2:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    with engine_dir.replacing(out, needed_bytes=1000) as work:
+        (work / "manifest.json").write_text("{}")
+        (work / "plan").write_bytes(b"x" * 8_000_000)
+except OutOfMemoryError as error:
+    print("refused:", error)
+"""
+
+
+def run_full(out: pathlib.Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(out), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_file_too_large(tmp_path: pathlib.Path) -> None:
+    assert "does not fit on the disk" in run_full(tmp_path / "engine", "limited")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_full(tmp_path: pathlib.Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small disk takes root; test_file_too_large checks the same path")
+    try:
+        text = run_full(tmp_path / "engine")
+        assert "0 MB needed" in text and "No space left" in text
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_carry_over(tmp_path: pathlib.Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "targets").mkdir(parents=True)
+    new.mkdir()
+    (old / "targets" / "plan").write_text("data")
+    entry = engine_dir.describe_file(old, old / "targets" / "plan")
+    assert (entry.path, entry.size) == ("targets/plan", 4)
+    engine_dir.carry_over(entry, old, new)
+    assert (new / "targets" / "plan").read_text() == "data"
+    (old / "targets" / "plan").write_text("dat4")
+    with pytest.raises(EngineFileError, match="built again"):
+        engine_dir.carry_over(entry, old, tmp_path / "third")
+
+
+def test_sources_are_importable_by_children() -> None:
+    """The children above must run this plansmith."""
+    code = textwrap.dedent("import plansmith.builder.engine_dir as e; print(e.__file__)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert pathlib.Path(done.stdout.strip()).samefile(engine_dir.__file__)
