@@ -29,6 +29,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 TOKEN_LAYOUTS = ("packed", "rectangular")
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
+ROW_ALIGNMENTS = ("none", "right")
 ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8")
 
 
@@ -120,11 +121,21 @@ class CheckpointEntry(Fields):
 
 
 @dataclasses.dataclass(frozen=True)
+class TensorEntry(Fields):
+    """An input of a plan: its name, its type, its dimensions (numbers, or names where they are free)."""
+
+    name: str = read.text()
+    dtype: str = read.one_of("int32", *FLOAT_TYPES)
+    dims: tuple[str, ...] = read.texts()
+
+
+@dataclasses.dataclass(frozen=True)
 class TargetEntry(Fields):
     """One compiled plan.
 
     sm : compute capabilities the plan runs on, e.g. ("sm89",); () = no GPU
-    token_layout : "packed" takes the contract's inputs; "rectangular" steps are padded [B, S] with `extra_inputs`
+    token_layout : "packed" steps are [T]; "rectangular" ones are [B, S], padded on the side away from row_alignment
+    inputs : what the plan takes besides the pools, which the graph contract names
     activation_quantization : how activations meet quantized weights
     key : hash of everything that went into the plan; equal keys = the same plan
     seconds : time of the compilation
@@ -137,7 +148,8 @@ class TargetEntry(Fields):
     compute_dtype: str = read.one_of(*FLOAT_TYPES)
     kv_dtype: str = read.one_of(*FLOAT_TYPES)
     activation_quantization: str = read.one_of(*ACTIVATION_QUANTIZATIONS)
-    extra_inputs: tuple[str, ...] = read.texts()
+    row_alignment: str = read.one_of(*ROW_ALIGNMENTS)
+    inputs: tuple[TensorEntry, ...] = read.entries(TensorEntry)
     files: tuple[FileEntry, ...] = read.entries(FileEntry)
     flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
     key: str = read.sha256()
