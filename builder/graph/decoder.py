@@ -17,8 +17,8 @@ norm        RMSNormalization(axis=-1) `<name>` = `<name>/out`; between Cast `<na
             post_mlp_norm} or final_norm; layers.N.{q_norm,k_norm} stand between two Reshapes `<name>/split`
             ([T, heads, D]) and `<name>/merge`
 embed       Gather(embed.weight, input_ids) `embed/gather` [-> Cast `embed/cast`]
-            int8: INT8 table; Gather, Cast to C, Mul `embed/dq` by Gather(embed.weight.scale, input_ids) as [T, 1]
-            [-> Mul by scalar `embed.scale`, node `embed/scale`]
+            [-> Mul by scalar `embed.scale`, node `embed/scale`]; an int8 table is INT8 [V, E] and
+            `embed.weight.scale` C [V] -> DequantizeLinear(axis=0) `embed.weight/dq` -> Gather
 rope        Unsqueeze [1, T, heads*D] -> RotaryEmbedding(x, rope.I.cos, rope.I.sin, positions) `layers.N.q_rope`
             (num_heads; rotary_embedding_dim where it is not D) -> Squeeze; caches are C [max_seq_len, rotary_dim/2];
             positions is position_ids as int64 [1, T], shared by all layers
@@ -28,7 +28,7 @@ mlp         silu: Sigmoid `layers.N.act/sigmoid`, Mul(gate, sigmoid) `layers.N.a
 residual    Add(x, branch) `layers.N.attn_add` and `layers.N.mlp_add`
 logits      Gather(x, logits_rows) `select/gather` (before final_norm) -> final_norm -> MatMul `lm_head/matmul`
             with lm_head.weight like any matrix at head_bits, or, tied, Transpose `lm_head.weight/transpose` of
-            embed.weight [V, E] (behind DequantizeLinear(axis=0) `lm_head.weight/dq` or Cast `embed.weight/cast`)
+            embed.weight [V, E] (int8: of the same `embed.weight/dq`; else behind Cast `embed.weight/cast` if any)
             [-> Cast to FLOAT] [-> Div, Tanh, Mul by scalar `logits.softcap`] = `logits`
             (an Identity `logits/identity` where nothing else would name it)
 

@@ -18,22 +18,13 @@ def linear(
 
 
 def embed(g: GraphBuilder, w: WeightLoader, ids: ir.Value, spec: DecoderSpec) -> ir.Value:
-    """Return the rows [T, E] of the table for ids [T], times embed_scale.
-
-    An int8 table is gathered first and dequantized after: a target need never expand the whole table.
-    """
-    table, scale = w.table("embed.weight")
+    """Return the rows [T, E] of the table for ids [T], times embed_scale."""
+    table = w.table("embed.weight")
     shape = (TOKENS, spec.hidden_size)
-    dtype = table.dtype
-    assert dtype is not None
-    x = g.node("Gather", [table, ids], "embed/gather", dtype, shape, {"axis": 0})
-    if dtype != g.compute:
+    assert table.dtype is not None
+    x = g.node("Gather", [table, ids], "embed/gather", table.dtype, shape, {"axis": 0})
+    if table.dtype != g.compute:
         x = g.node("Cast", [x], "embed/cast", g.compute, shape, {"to": int(g.compute)})
-    if scale is not None:
-        row_scale = g.node("Gather", [scale, ids], "embed/gather_scale", g.compute, (TOKENS,), {"axis": 0})
-        axis = g.ints("axis.1", [1])
-        row_scale = g.node("Unsqueeze", [row_scale, axis], "embed/unsqueeze_scale", g.compute, (TOKENS, 1))
-        x = g.node("Mul", [x, row_scale], "embed/dq", g.compute, shape)
     if spec.embed_scale != 1.0:
         factor = g.scalar("embed.scale", spec.embed_scale)
         x = g.node("Mul", [x, factor], "embed/scale", g.compute, shape)
@@ -61,13 +52,8 @@ def logits(g: GraphBuilder, w: WeightLoader, x: ir.Value, spec: DecoderSpec) -> 
 
 
 def _tied_head(g: GraphBuilder, w: WeightLoader, spec: DecoderSpec) -> ir.Value:
-    """The embedding table [V, E], dequantized and transposed to [E, V]."""
-    table, scale = w.table("embed.weight")
-    if scale is not None:
-        shape = (spec.vocab_size, spec.hidden_size)
-        table = g.node("DequantizeLinear", [table, scale], "lm_head.weight/dq", g.compute, shape, {"axis": 0})
-    else:
-        table = w.cast(table)
+    """The embedding table [V, E] in the compute type, transposed to [E, V]."""
+    table = w.cast(w.table("embed.weight"))
     return g.node(
         "Transpose",
         [table],

@@ -51,6 +51,7 @@ class WeightLoader:
         self.precision = precision
         self._source = source
         self._last = _Last()
+        self._tables: dict[str, ir.Value] = {}
 
     def matrix(self, name: str) -> ir.Value:
         """Return the weight as [in, out] in the compute type, at the precision's weight_bits."""
@@ -60,15 +61,27 @@ class WeightLoader:
         """Return an untied logits matrix as [in, out] in the compute type, at head_bits."""
         return self._linear(name, self.precision.head_bits)
 
-    def table(self, name: str) -> tuple[ir.Value, ir.Value | None]:
-        """Return the embedding table [V, E] as it is stored and its scales [V] (None unless it is int8)."""
+    def table(self, name: str) -> ir.Value:
+        """Return the embedding table [V, E]: as it is stored at 32 and 16 bits, dequantized at 8.
+
+        One node whatever the number of users: a tied table is quantized once, a scale for each vocabulary row.
+        TensorRT takes a quantized constant in front of DequantizeLinear only, so rows cannot be gathered before it.
+        """
+        if name in self._tables:
+            return self._tables[name]
         rows, cols = self._source.shape(name)
         if self.precision.head_bits > 8:
             stored = self._stored_type()
-            return self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored)), None
-        codes = self.g.lazy(name, ir.DataType.INT8, (rows, cols), lambda: self._int8(name)[0])
-        scale = self.g.lazy(f"{name}.scale", self.g.compute, (rows,), lambda: self._int8(name)[1])
-        return codes, scale
+            table = self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored))
+        else:
+            codes = self.g.lazy(name, ir.DataType.INT8, (rows, cols), lambda: self._int8(name)[0])
+            scale = self.g.lazy(f"{name}.scale", self.g.compute, (rows,), lambda: self._int8(name)[1])
+            attrs = {"axis": 0}
+            table = self.g.node(
+                "DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (rows, cols), attrs
+            )
+        self._tables[name] = table
+        return table
 
     def vector(self, name: str) -> ir.Value:
         """Return a bias in the compute type."""
