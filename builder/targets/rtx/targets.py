@@ -1,0 +1,162 @@
+"""Which GPUs TensorRT-RTX 1.7 builds plans for, and which data types each takes.
+
+The types were tried one by one with a 512 x 1024 linear; the compiler refuses the others with "model contains
+HW-specific datatypes". A table, so that a build is refused in a millisecond and not after a compile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+
+from ....runtime.errors import UnsupportedError
+from ...spec import DecoderSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class RtxTarget:
+    """One --target name of this compiler.
+
+    name : as on the command line
+    capabilities : members of tensorrt_rtx.ComputeCapability; more than one makes one portable plan
+    types : data types a plan may hold
+    gpus : examples, for messages
+    """
+
+    name: str
+    capabilities: tuple[str, ...]
+    types: frozenset[str]
+    gpus: str
+
+
+_TURING = frozenset({"fp32", "fp16", "int8"})
+_AMPERE = _TURING | {"bf16", "int4"}
+_ADA = _AMPERE | {"fp8"}
+_BLACKWELL = _ADA | {"fp4"}
+
+TARGETS: dict[str, RtxTarget] = {
+    t.name: t
+    for t in (
+        RtxTarget("sm75", ("SM75",), _TURING, "T4, RTX 20"),
+        RtxTarget("sm80", ("SM80",), _AMPERE, "A100"),
+        RtxTarget("sm86", ("SM86",), _AMPERE, "A10, RTX 30"),
+        RtxTarget("sm89", ("SM89",), _ADA, "L4, L40, RTX 40"),
+        RtxTarget("sm120", ("SM120",), _BLACKWELL, "RTX 50, RTX PRO Blackwell"),
+        # What every one of the four takes.
+        RtxTarget("rtx", ("SM80", "SM86", "SM89", "SM120"), _AMPERE, "any of sm80, sm86, sm89, sm120"),
+    )
+}
+
+# Types of a recipe (builder/precision.py) once lowered for a GPU; fp32 is not a GPU recipe.
+_RECIPE_TYPES = {
+    "fp16": frozenset({"fp16"}),
+    "bf16": frozenset({"bf16"}),
+    "int8": frozenset({"int8"}),
+    "int4": frozenset({"int4", "int8"}),
+}
+
+_MIN_VERSION = (1, 7)
+
+
+def find_target(name: str) -> RtxTarget:
+    """Return the target of that name.
+
+    raises UnsupportedError for a GPU that TensorRT-RTX has no code generator for, naming what builds it.
+    """
+    if name in TARGETS:
+        return TARGETS[name]
+    match = re.fullmatch(r"sm_?(\d{2,3})[a-z]?", name)
+    if match is None:
+        raise UnsupportedError(
+            f"target {name!r} is not known to the TensorRT-RTX compiler; choose one of {', '.join(TARGETS)}"
+        )
+    raise UnsupportedError(
+        f"TensorRT-RTX builds no plan for {name}: a plan for that GPU is built by TensorRT on a machine that has "
+        f"the GPU (pip install plansmith[tensorrt]); the nearest target built here is "
+        f"{_nearest(int(match.group(1)))}, of {', '.join(TARGETS)}"
+    )
+
+
+def _nearest(sm: int) -> str:
+    numbers = {int(t.name[2:]): t.name for t in TARGETS.values() if t.name.startswith("sm")}
+    return numbers[min(numbers, key=lambda n: (abs(n - sm), n))]
+
+
+def check_types(target: RtxTarget, types: frozenset[str], what: str) -> None:
+    """Raise UnsupportedError if the target cannot hold one of `types`; `what` names the recipe or model."""
+    missing = sorted(types - target.types)
+    if not missing:
+        return
+    able = [t.name for t in TARGETS.values() if types <= t.types]
+    raise UnsupportedError(
+        f"{target.name} ({target.gpus}) has no {' and no '.join(missing)}, which {what} needs; "
+        f"build it for {' or '.join(able) or 'another kind of target'}, "
+        f"or build another precision for {target.name}: {', '.join(_recipes(target))}"
+    )
+
+
+def _recipes(target: RtxTarget) -> list[str]:
+    return [name for name, types in _RECIPE_TYPES.items() if types <= target.types]
+
+
+def residual_may_overflow(spec: DecoderSpec) -> bool:
+    """Return whether the model's residual stream is known to pass float16's 65504.
+
+    Gemma's kind: embeddings multiplied by sqrt(E), norms that multiply by 1 + w, trained in bfloat16.
+    """
+    return spec.norm_offset != 0.0 and spec.embed_scale > 1.0
+
+
+def compute_type(spec: DecoderSpec, precision_name: str) -> str:
+    """Return the activation type to give build_graph for a GPU: "float16" or "bfloat16".
+
+    fp16 and bf16 say it themselves; int8 and int4 take float16, or bfloat16 where the residual would overflow.
+    """
+    if precision_name == "bf16":
+        return "bfloat16"
+    if precision_name in ("int8", "int4") and residual_may_overflow(spec):
+        return "bfloat16"
+    return "float16"
+
+
+def check_target(name: str, precision_name: str, spec: DecoderSpec) -> RtxTarget:
+    """Return the target after checking that this recipe of this model can be compiled for it, before any work.
+
+    raises UnsupportedError naming the data type that is missing and the nearest that works.
+    """
+    target = find_target(name)
+    if precision_name not in _RECIPE_TYPES:
+        raise UnsupportedError(
+            f"TensorRT-RTX plans are not built in {precision_name}; "
+            f"choose one of {', '.join(_recipes(target))} for {name}"
+        )
+    types = _RECIPE_TYPES[precision_name]
+    if compute_type(spec, precision_name) == "bfloat16":
+        types = types | {"bf16"}
+    what = f"precision {precision_name}"
+    if precision_name != "bf16" and "bf16" in types:
+        what += f" of {spec.family}, whose activations overflow float16,"
+    check_types(target, types, what)
+    return target
+
+
+def check_installed() -> str:
+    """Return the version of tensorrt_rtx without loading it; UnsupportedError names the extra to install."""
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        raise UnsupportedError(
+            "the TensorRT-RTX compiler is not installed; run: pip install 'plansmith[rtx]' (95 MB, no GPU needed)"
+        )
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        text = version("tensorrt_rtx")
+    except PackageNotFoundError:
+        return "unknown"
+    found = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+    if found < _MIN_VERSION:
+        raise UnsupportedError(
+            f"tensorrt_rtx is {text}, at least 1.7 is needed (TRT_KVCacheUpdate in packed form); "
+            "run: pip install -U 'plansmith[rtx]'"
+        )
+    return text
