@@ -1,1 +1,1 @@
-"""One folder a compiler; each lowers the graph its own way."""
+"""One folder a compiler; each lowers the graph its own way. registry.py knows them all."""

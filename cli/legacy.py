@@ -1,0 +1,168 @@
+"""trtllm-build's command line, as far as it means something here.
+
+Names of limits and directories are options of `plansmith build` itself, with underscores or dashes. This table holds
+the rest: flags that scripts carry along without harm are dropped with a note, flags that would change the result are
+refused with what to use instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from ..runtime.errors import InvalidArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Legacy:
+    """A flag of trtllm-build.
+
+    takes_value : it is followed by a value
+    note : why it can be dropped, or, when refused, what to do instead
+    harmless : values with which it can be dropped; None = all, () = none
+    """
+
+    takes_value: bool
+    note: str
+    harmless: tuple[str, ...] | None = None
+
+
+_PLUGIN = Legacy(True, "plans here have no TensorRT-LLM plugins, kernels are chosen by the compiler")
+_ON = Legacy(True, "this is always on", ("enable", "true", "True", "1"))
+_OFF = Legacy(True, "there is no such mode; leave it out", ("disable", "false", "False", "0", "none"))
+_LORA = Legacy(True, "LoRA adapters are not supported by this version; merge them into the checkpoint", ())
+_PARALLEL = Legacy(True, "an engine runs on one device; leave it out", ("1",))
+_ENCODER = Legacy(True, "only decoders are supported; leave it out", ("0",))
+
+_PLUGIN_FLAGS = (
+    "--bert-attention-plugin",
+    "--bert-context-fmha-fp32-acc",
+    "--context-fmha",
+    "--fp8-rowwise-gemm-plugin",
+    "--fuse-fp4-quant",
+    "--gemm-allreduce-plugin",
+    "--gemm-plugin",
+    "--gemm-swiglu-plugin",
+    "--gpt-attention-plugin",
+    "--low-latency-gemm-plugin",
+    "--low-latency-gemm-swiglu-plugin",
+    "--mamba-conv1d-plugin",
+    "--moe-plugin",
+    "--multiple-profiles",
+    "--nccl-plugin",
+    "--norm-quant-fusion",
+    "--pp-reduce-scatter",
+    "--reduce-fusion",
+    "--use-fp8-context-fmha",
+    "--use-fused-mlp",
+    "--user-buffer",
+)
+
+FLAGS: dict[str, Legacy] = {
+    # plugins and kernel switches
+    **dict.fromkeys(_PLUGIN_FLAGS, _PLUGIN),
+    "--lora-plugin": dataclasses.replace(_LORA, harmless=("disable",)),
+    "--dora-plugin": dataclasses.replace(_LORA, harmless=("disable",)),
+    "--remove-input-padding": _ON,
+    "--use-paged-context-fmha": _ON,
+    "--paged-kv-cache": _ON,
+    "--paged-state": Legacy(True, "models with recurrent state are not supported, so it has no effect"),
+    "--streamingllm": _OFF,
+    # builder
+    "--opt-num-tokens": Legacy(True, "optimum shapes follow from the limits"),
+    "--input-timing-cache": Legacy(True, "builds use no timing cache: it would need the GPU"),
+    "--output-timing-cache": Legacy(True, "builds use no timing cache: it would need the GPU"),
+    "--profiling-verbosity": Legacy(True, "the plan's layers are listed in targets/<name>/build.log"),
+    "--log-level": Legacy(True, "the compiler's log is in targets/<name>/build.log"),
+    "--monitor-memory": Legacy(False, "peak memory is always in build_report.json"),
+    "--fast-build": Legacy(False, "there is one kind of build"),
+    "--builder-opt": Legacy(True, "there is one level of optimization"),
+    "--strip-plan": Legacy(False, "plans carry their weights, refitting is not supported; leave it out", ()),
+    "--refit": Legacy(False, "plans carry their weights, refitting is not supported; leave it out", ()),
+    "--weight-sparsity": Legacy(False, "sparse weights are not supported; leave it out", ()),
+    "--weight-streaming": Legacy(False, "weights are not streamed; use a smaller --precision", ()),
+    "--visualize-network": Legacy(True, "use: plansmith inspect ENGINE_DIR --plan", ()),
+    "--enable-debug-output": Legacy(False, "use: plansmith verify, which compares the logits", ()),
+    # what is built
+    "--model-config": Legacy(True, "the checkpoint's own config.json is read; leave it out", ()),
+    "--build-config": Legacy(True, "give the limits as options, e.g. --max-batch-size", ()),
+    "--model-cls-file": Legacy(True, "no code of a checkpoint is run; leave it out", ()),
+    "--model-cls-name": Legacy(True, "no code of a checkpoint is run; leave it out", ()),
+    "--logits-dtype": Legacy(True, "logits are always float32; leave it out", ("float32",)),
+    "--gather-context-logits": Legacy(
+        False, "only the last row's logits of a prompt are kept; leave it out", ()
+    ),
+    "--gather-all-token-logits": Legacy(
+        False, "only the last row's logits of a prompt are kept; leave it out", ()
+    ),
+    "--gather-generation-logits": Legacy(False, "ask for log-probabilities in the request instead"),
+    "--max-prompt-embedding-table-size": Legacy(
+        True, "prompt tuning and images are not supported; leave it out", ("0",)
+    ),
+    "--max-multimodal-len": Legacy(True, "prompt tuning and images are not supported; leave it out", ("0",)),
+    "--max-encoder-input-len": _ENCODER,
+    "--lora-dir": _LORA,
+    "--lora-ckpt-source": _LORA,
+    "--lora-target-modules": _LORA,
+    "--max-lora-rank": Legacy(True, "there is no LoRA, so it has no effect"),
+    "--speculative-decoding-mode": Legacy(
+        True, "speculative decoding is not supported by this version; leave it out", ("none",)
+    ),
+    "--max-draft-len": Legacy(
+        True, "speculative decoding is not supported by this version; leave it out", ("0",)
+    ),
+    "--auto-parallel": _PARALLEL,
+    "--tp-size": _PARALLEL,
+    "--pp-size": _PARALLEL,
+    "--gpus-per-node": Legacy(True, "an engine runs on one device, so it has no effect"),
+    "--cluster-key": Legacy(True, "give the GPU as --target, e.g. --target sm89", ()),
+    # of convert_checkpoint.py and quantize.py, which `plansmith build` does in one step
+    "--dtype": Legacy(True, "use --precision", ()),
+    "--use-weight-only": Legacy(False, "use --precision int8 or int4", ()),
+    "--weight-only-precision": Legacy(True, "use --precision int8 or int4", ()),
+    "--qformat": Legacy(True, "use --precision", ()),
+}
+
+# Old name -> option of `plansmith build`.
+RENAMED = {"--max-decoder-seq-len": "--max-seq-len", "--model-dir": "--checkpoint-dir"}
+
+
+def normalize(words: Sequence[str]) -> list[str]:
+    """Return the words with dashes for the underscores in option names, up to a lone `--`."""
+    result = list(words)
+    for n, word in enumerate(words):
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            result[n] = name.replace("_", "-") + equals + value
+    return result
+
+
+def translate(words: Sequence[str]) -> list[str]:
+    """Return the words of `plansmith build` without the legacy flags; a note on stderr for each that is dropped.
+
+    raises InvalidArgumentError for a flag whose effect cannot be had, naming what to use instead.
+    """
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in RENAMED:
+            kept.append(RENAMED[name] + equals + value)
+        elif name in FLAGS:
+            flag = FLAGS[name]
+            if flag.takes_value and not equals:
+                value = next(rest, "")
+            _judge(name, value, flag)
+        else:
+            kept.append(word)
+    return kept
+
+
+def _judge(name: str, value: str, flag: Legacy) -> None:
+    shown = f"{name} {value}".rstrip()
+    if flag.harmless is not None and value not in flag.harmless:
+        raise InvalidArgumentError(f"{shown} of trtllm-build is not available: {flag.note}")
+    print(f"plansmith: note: {shown} is ignored: {flag.note}", file=sys.stderr)
