@@ -1,0 +1,95 @@
+"""open_checkpoint: one reader for every kind of checkpoint, giving a spec and weights on demand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...runtime.errors import CheckpointError
+from ..spec import DecoderSpec
+from .gguf_checkpoint import GgufCheckpoint
+from .hf_dir import HfCheckpoint, hash_files
+from .weights import WeightSource
+
+
+class _Source(Protocol):
+    kind: str
+    spec: DecoderSpec
+
+    @property
+    def weights(self) -> WeightSource:
+        """The weights."""
+
+    def tokenizer_files(self) -> dict[str, Path | bytes]:
+        """Return the tokenizer's files."""
+
+    def hashed_files(self) -> list[Path]:
+        """Return the files that the fingerprint covers."""
+
+
+class Checkpoint:
+    """An opened checkpoint; it maps the files, so they must stay unchanged while it lives.
+
+    spec : the decoder it describes
+    weights : its weights under canonical names, read when asked for
+    """
+
+    def __init__(self, path: Path, source: _Source) -> None:
+        self.path = path
+        self.spec: DecoderSpec = source.spec
+        self.weights: WeightSource = source.weights
+        self._source = source
+        self._fingerprint: str | None = None
+
+    def tokenizer_files(self) -> dict[str, Path | bytes]:
+        """Return the tokenizer's files, name -> path or content.
+
+        tokenizer.json always; tokenizer_config.json, chat_template.jinja, generation_config.json and
+        special_tokens_map.json where the checkpoint has them.
+        """
+        return self._source.tokenizer_files()
+
+    def fingerprint(self) -> str:
+        """Return the sha256 (hex) over config and weights; reads every byte once, and remembers the result."""
+        if self._fingerprint is None:
+            try:
+                self._fingerprint = hash_files(self._source.hashed_files())
+            except OSError as e:
+                raise CheckpointError(f"{self.path}: cannot be read ({e.strerror}); was it moved?") from e
+        return self._fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a manifest says of the checkpoint: kind, family, architecture, dtype, parameters."""
+        return {
+            "kind": self._source.kind,
+            "family": self.spec.family,
+            "architecture": self.spec.architecture,
+            "dtype": self.spec.dtype,
+            "num_parameters": sum(math.prod(self.weights.shape(name)) for name in self.weights.names()),
+        }
+
+
+def open_checkpoint(path: str | Path, max_seq_len: int | None = None) -> Checkpoint:
+    """Return the checkpoint at `path`, a Hugging Face directory or a GGUF file, with everything but values checked.
+
+    max_seq_len : positions of the engine to be built. Only LongRoPE (Phi 3) looks at it: beyond the original
+        training length the long factors are taken, at or below it, or with None, the short ones; these are good
+        for that length only, and spec.max_position_embeddings says so.
+    raises      : CheckpointError naming the file, what it has, what was wanted and what to do
+    """
+    path = Path(path)
+    if path.is_dir():
+        return Checkpoint(path, HfCheckpoint(path, max_seq_len or 0))
+    if not path.exists():
+        raise CheckpointError(f"{path}: does not exist; give a Hugging Face directory or a .gguf file")
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+        raise CheckpointError(
+            f"{path}: is a pickle, which can run code and is never read; convert it to safetensors with "
+            "transformers' save_pretrained()"
+        )
+    if path.suffix == ".safetensors":
+        raise CheckpointError(
+            f"{path}: holds weights only; give the directory that has config.json beside it"
+        )
+    return Checkpoint(path, GgufCheckpoint(path, max_seq_len or 0))

@@ -1,0 +1,216 @@
+"""A Hugging Face directory: config.json, safetensors with or without an index, and the tokenizer's files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import CheckpointError
+from ..spec import DecoderSpec
+from .config import Config
+from .families import FAMILIES, Family
+from .safetensors_file import SafetensorsFile
+from .tokenizer_check import check_tokenizer
+from .weights import Array, MappedWeights
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOE_FIELDS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "moe_num_experts",
+)
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object; CheckpointError when it is missing, not JSON, or no object."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; give a complete checkpoint directory") from None
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
+    except (ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path}: is not valid JSON ({e}); download or save it again") from e
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{path}: holds a {type(value).__name__}, wanted a JSON object; download it again"
+        )
+    return value
+
+
+def find_family(data: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a config; CheckpointError names what is not supported: code, experts, quantization."""
+    kind = data.get("model_type")
+    experts = [name for name in _MOE_FIELDS if data.get(name) not in (None, 0)]
+    if experts or (isinstance(kind, str) and ("moe" in kind or kind == "mixtral")):
+        why = f"{experts[0]} = {data[experts[0]]!r}" if experts else f"model_type {kind!r}"
+        raise CheckpointError(f"{where}: is a mixture of experts ({why}), only dense models are supported")
+    if data.get("quantization_config") is not None:
+        method = data["quantization_config"]
+        method = method.get("quant_method") if isinstance(method, dict) else method
+        raise CheckpointError(
+            f"{where}: the checkpoint is quantized ({method!r}), which cannot be read yet; give the unquantized one "
+            "and choose the precision with --precision"
+        )
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    code = data.get("auto_map") or {}
+    known = family.known_code.items() if family else ()
+    if not isinstance(code, dict) or not set(map(str, code.items())) <= set(map(str, known)):
+        raise CheckpointError(
+            f"{where}: asks for code of its own (auto_map {code!r}); code from a checkpoint is never run, so use one "
+            "of a model that transformers has built in"
+        )
+    if family is None:
+        hint = "; it has a vision part, use a text-only checkpoint" if "text_config" in data else ""
+        raise CheckpointError(f"{where}: model_type is {kind!r}, supported are {', '.join(FAMILIES)}{hint}")
+    architectures = data.get("architectures")
+    if architectures is not None and architectures != [family.architecture]:
+        raise CheckpointError(
+            f"{where}: architectures is {architectures!r}, for model_type {kind!r} only [{family.architecture!r}] "
+            "is supported"
+        )
+    return family
+
+
+def read_spec(data: Mapping[str, Any], where: str, max_seq_len: int) -> tuple[DecoderSpec, Family]:
+    """Return the spec of a parsed config.json and its family; CheckpointError names the field that is wrong."""
+    family = find_family(data, where)
+    config = Config(data, where, family.defaults)
+    spec = family.read(config, family, max_seq_len)
+    if data.get("auto_map"):
+        config.use("auto_map")
+    config.finish()
+    return spec, family
+
+
+class HfStore:
+    """The tensors of one or several safetensors files as one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.where = str(directory)
+        self.files = _weight_files(directory)
+        self._tensors: dict[str, SafetensorsFile] = {}
+        for path in self.files:
+            file = SafetensorsFile(path)
+            for name in file.names():
+                if name in self._tensors:
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r} is in {self._tensors[name].where} too; download the files again"
+                    )
+                self._tensors[name] = file
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return self._tensors[name].shape(name)
+
+    def get(self, name: str) -> Array:
+        """Return a tensor, a view of its file."""
+        return self._tensors[name].get(name)
+
+    def dtype(self, name: str) -> str:
+        """Return how a tensor is stored."""
+        return self._tensors[name].dtype(name)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if (directory / _SINGLE).is_file():
+        return [directory / _SINGLE]
+    if index.is_file():
+        return _indexed_files(directory, index)
+    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{directory}: holds pickled weights ({pickles[0]}), which can run code and are never read; convert them "
+            "to safetensors with transformers' save_pretrained()"
+        )
+    raise CheckpointError(
+        f"{directory}: has neither {_SINGLE} nor {_INDEX}; give a complete checkpoint directory"
+    )
+
+
+def _indexed_files(directory: Path, index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: has no weight_map; download it again")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: names {name!r}, wanted a .safetensors file of the same directory"
+            )
+        if not (directory / name).is_file():
+            raise CheckpointError(f"{directory / name}: is missing, {index.name} names it; download it again")
+    return [directory / name for name in names]
+
+
+class HfCheckpoint:
+    """A checkpoint directory, opened: see Checkpoint in checkpoint.py for its members."""
+
+    kind = "huggingface"
+
+    def __init__(self, directory: Path, max_seq_len: int) -> None:
+        config_path = directory / "config.json"
+        if not config_path.is_file():
+            raise CheckpointError(
+                f"{directory}: is no checkpoint (it has no config.json); give a Hugging Face directory or a .gguf file"
+            )
+        self._directory = directory
+        spec, family = read_spec(read_json(config_path), str(config_path), max_seq_len)
+        store = HfStore(directory)
+        self._files = store.files
+        self.weights = MappedWeights(store, spec, family)
+        self.spec = dataclasses.replace(
+            spec, dtype=self.weights.dtype("embed.weight"), **_generation_ids(directory)
+        )
+        check_tokenizer(directory / "tokenizer.json", spec.vocab_size)
+
+    def tokenizer_files(self) -> dict[str, Path | bytes]:
+        """Return the tokenizer's files that are there, name -> path."""
+        paths = {name: self._directory / name for name in TOKENIZER_FILES}
+        return {name: path for name, path in paths.items() if path.is_file()}
+
+    def hashed_files(self) -> list[Path]:
+        """Return the files that the fingerprint covers."""
+        small = [self._directory / "config.json", self._directory / "generation_config.json"]
+        return [path for path in small if path.is_file()] + self._files
+
+
+def _generation_ids(directory: Path) -> dict[str, Any]:
+    """Return the end-of-sequence ids of generation_config.json, which go before those of config.json."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    ids = Config(read_json(path), str(path), {}).ids("eos_token_id")
+    return {"eos_token_ids": ids} if ids else {}
+
+
+def hash_files(paths: Iterable[Path], chunk_bytes: int = 1 << 22) -> str:
+    """Return the sha256 over the names, sizes and contents of the files, read in chunks."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(chunk_bytes))
+    for path in paths:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    return digest.hexdigest()

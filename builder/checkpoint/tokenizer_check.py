@@ -1,0 +1,51 @@
+"""Checks that a tokenizer belongs to a model: no token id may lie outside the embedding table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import CheckpointError
+
+
+def check_tokenizer(path: Path, vocab_size: int) -> None:
+    """Check a tokenizer.json; CheckpointError when it is missing, damaged, or has ids of vocab_size and above.
+
+    A table larger than the tokenizer is usual padding.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: is missing; save the tokenizer with transformers (AutoTokenizer.from_pretrained(dir)"
+            ".save_pretrained(dir)), which writes it"
+        ) from None
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
+    check_tokenizer_bytes(content, vocab_size, str(path))
+
+
+def check_tokenizer_bytes(content: bytes, vocab_size: int, where: str) -> None:
+    """Check the bytes of a tokenizer.json, see check_tokenizer."""
+    try:
+        ids = _ids(json.loads(content.decode("utf-8")))
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as e:
+        raise CheckpointError(f"{where}: is no tokenizer.json ({e!r}); download or save it again") from e
+    top = max(ids, default=-1)
+    if top < 0:
+        raise CheckpointError(f"{where}: has no tokens; download or save it again")
+    if top >= vocab_size:
+        raise CheckpointError(
+            f"{where}: has token ids up to {top}, the model's vocabulary has {vocab_size}; the tokenizer belongs to "
+            "another model"
+        )
+
+
+def _ids(tokenizer: Any) -> list[int]:
+    vocab = tokenizer["model"]["vocab"]
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+    ids += [token["id"] for token in tokenizer.get("added_tokens") or ()]
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise ValueError("a token id is not an integer")
+    return ids

@@ -1,0 +1,26 @@
+"""Puts tests/ on the import path (`import tiny_models`) and shares tiny checkpoints between tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return family -> directory of its tiny checkpoint, made once a session; do not change the files."""
+    from tiny_models import make_tiny
+
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_tiny(family, tmp_path_factory.mktemp("tiny") / family)
+        return made[family]
+
+    return get
