@@ -54,7 +54,7 @@ class ExecutorError(Error):
 
 
 class UnsupportedError(Error):
-    """This build, machine or installation cannot do that."""
+    """The build, machine or installation cannot do that."""
 
 
 class BufferTooSmallError(Error):

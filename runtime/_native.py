@@ -1,0 +1,95 @@
+"""The C core, loaded once: libplansmith.so and the declarations the compiler made from plansmith.h."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI  # type: ignore[import-untyped]
+
+from .errors import STATUS_CLASSES, InternalError, UnsupportedError
+
+# The major version must be the same; the library may be newer in the minor one.
+_ABI_MAJOR = 0
+_ABI_MINOR = 1
+_LIBRARY_NAMES = {"darwin": "libplansmith.dylib", "win32": "plansmith.dll"}
+_HOW_TO_BUILD = (
+    "install plansmith with pip, or build it with `cmake -S . -B build/py -G Ninja && ninja -C build/py` and "
+    "set PLANSMITH_LIBRARY to build/py"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """The loaded library. `ffi` and `lib` are cffi's; calls through `lib` release the GIL."""
+
+    ffi: Any
+    lib: Any
+    directory: Path
+
+    def check(self, status: int) -> None:
+        """Raise the class that mirrors `status`, with the core's message; nothing for PSM_OK.
+
+        Call it on the thread of the failed call, before any other call: the message is thread-local.
+        """
+        if status != 0:
+            text = self.text(self.lib.psm_last_error()) or self.text(self.lib.psm_status_text(status))
+            raise STATUS_CLASSES.get(status, InternalError)(text)
+
+    def text(self, pointer: Any) -> str:
+        """Return a C string as text; "" for NULL."""
+        if pointer == self.ffi.NULL:
+            return ""
+        return bytes(self.ffi.string(pointer)).decode("utf-8", "replace")
+
+    def struct_size(self, type_name: str) -> int:
+        """Return the size of a struct up to its last field, as the header's PSM_..._SIZE macros do."""
+        fields = self.ffi.typeof(type_name).fields
+        last = fields[-1][1]
+        return int(last.offset + self.ffi.sizeof(last.type))
+
+    def new(self, type_name: str) -> Any:
+        """Return a zeroed struct with its struct_size set."""
+        struct = self.ffi.new(f"{type_name}*")
+        struct.struct_size = self.struct_size(type_name)
+        return struct
+
+
+@functools.cache
+def native() -> Native:
+    """Load the core on the first call and return it. Any thread.
+
+    raises UnsupportedError when the library is not there or is of another ABI version
+    """
+    directory = _library_directory()
+    library = directory / _LIBRARY_NAMES.get(sys.platform, "libplansmith.so")
+    declarations = directory / "plansmith.cdef"
+    missing = [path.name for path in (library, declarations) if not path.is_file()]
+    if missing:
+        raise UnsupportedError(f"{directory} has no {' and no '.join(missing)}: {_HOW_TO_BUILD}")
+    ffi = FFI()
+    ffi.cdef(declarations.read_text(encoding="utf-8"))
+    try:
+        lib = ffi.dlopen(str(library))
+    except OSError as error:
+        raise UnsupportedError(f"{library} cannot be loaded ({error}): {_HOW_TO_BUILD}") from error
+    _check_abi(int(lib.psm_abi_version()), library)
+    return Native(ffi, lib, directory)
+
+
+def _library_directory() -> Path:
+    override = os.environ.get("PLANSMITH_LIBRARY")
+    return Path(override).absolute() if override else Path(__file__).parent
+
+
+def _check_abi(version: int, library: Path) -> None:
+    major, minor = divmod(version, 1000)
+    if major != _ABI_MAJOR or minor < _ABI_MINOR:
+        raise UnsupportedError(
+            f"{library} has ABI version {major}.{minor}, this package needs {_ABI_MAJOR}.{_ABI_MINOR} or a "
+            f"later {_ABI_MAJOR}.x: {_HOW_TO_BUILD}"
+        )

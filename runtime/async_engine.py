@@ -1,0 +1,138 @@
+"""The engine for asyncio programs: events wake the loop through a file descriptor, no thread and no polling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from .engine_base import EngineBase, Prompt, per_prompt
+from .errors import Error, InvalidArgumentError, QueueFullError, ShutdownError, UnsupportedError
+from .request import Completion, Delta, RequestState
+from .sampling import SamplingParams
+
+
+class AsyncEngine(EngineBase):
+    """An engine that belongs to one event loop, the one that first uses it. Its methods are for that loop's tasks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See EngineBase; use AsyncEngine.open or AsyncEngine.from_executor."""
+        super().__init__(*args, **kwargs)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event_fd = self._core.event_fd()
+        self._room: asyncio.Event | None = None
+        if self._event_fd < 0:
+            self._core.close()
+            raise UnsupportedError(
+                "this platform has no event descriptor for asyncio; use Engine with threads"
+            )
+        if self._options.manual_step:
+            self._core.close()
+            raise InvalidArgumentError("AsyncEngine has no manual_step; use Engine")
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+    ) -> AsyncIterator[Delta]:
+        """Yield the request's deltas; the last has a finish_reason. Leaving early or a cancelled task cancels it.
+
+        The request is submitted with the first `anext`; errors are those of Engine.submit.
+        """
+        deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
+        state = await self._start_when_room(prompt, params, deltas, new_text)
+        try:
+            while True:
+                item = await deltas.get()
+                if isinstance(item, Error):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            if not state.done:
+                self._cancel(state.request_id)
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+    ) -> Completion:
+        """Return the whole output of one request. A cancelled task cancels the request."""
+        deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
+        state = await self._start_when_room(prompt, params, deltas, new_text)
+        try:
+            while state.completion is None:
+                item = await deltas.get()
+                if isinstance(item, Error):
+                    raise item
+            return state.completion
+        finally:
+            if not state.done:
+                self._cancel(state.request_id)
+
+    async def generate_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        new_text: bool = False,
+    ) -> list[Completion]:
+        """Run all prompts together and return their completions in order; the first error cancels the others."""
+        tasks = [
+            asyncio.ensure_future(self.generate(prompt, own, new_text=new_text))
+            for prompt, own in zip(prompts, per_prompt(prompts, params), strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop; requests still running fail with ShutdownError. Twice is fine."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._event_fd)
+        await asyncio.get_running_loop().run_in_executor(None, self._core.close)
+        self._fail_all(ShutdownError("the engine was closed while the request was running"))
+        if self._room is not None:
+            self._room.set()
+
+    async def __aenter__(self) -> AsyncEngine:
+        """Close the engine at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the engine."""
+        await self.aclose()
+
+    async def _start_when_room(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        deltas: asyncio.Queue[Delta | Error],
+        new_text: bool,
+    ) -> RequestState:
+        room = self._attach()
+        while True:
+            try:
+                return self._start(prompt, params, deltas.put_nowait, new_text=new_text)
+            except QueueFullError:
+                room.clear()
+                await room.wait()
+
+    def _attach(self) -> asyncio.Event:
+        """Watch the event descriptor from the running loop; returns the event set on progress."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop, self._room = loop, asyncio.Event()
+            loop.add_reader(self._event_fd, self._on_readable)
+        if self._loop is not loop or self._room is None:
+            raise InvalidArgumentError(
+                "the AsyncEngine belongs to another event loop; open one engine for each loop, or use Engine"
+            )
+        return self._room
+
+    def _on_readable(self) -> None:
+        try:
+            self._pump(0)  # the descriptor stays readable while events are left
+        except ShutdownError:
+            return  # aclose() is under way and has removed the reader or is about to
+        if self._room is not None:
+            self._room.set()

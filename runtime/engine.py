@@ -1,0 +1,235 @@
+"""The engine for programs with threads: submit, stream, generate."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from .engine_base import EngineBase, Prompt, per_prompt
+from .errors import Error, InternalError, InvalidArgumentError, QueueFullError, ShutdownError
+from .request import Completion, Delta, RequestState
+from .sampling import SamplingParams
+
+__all__ = ["Completion", "Delta", "Engine", "RequestHandle", "SamplingParams"]
+
+
+class RequestHandle:
+    """A submitted request. Iterate it for deltas as they come, or ask for the whole `result`; any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._deltas: queue.SimpleQueue[Delta | Error] = queue.SimpleQueue()
+        self._finished = threading.Event()
+        self._exhausted = False  # the reader's own view: the last delta may be out before _finished is set
+        self._state: RequestState | None = None
+
+    def __iter__(self) -> Iterator[Delta]:
+        """Return this handle: its deltas come once, up to the last, which has a finish_reason."""
+        return self
+
+    def __next__(self) -> Delta:
+        """Wait for the next delta; raises the request's Error if it failed."""
+        if self._exhausted:
+            raise StopIteration
+        self._engine._drive(lambda: not self._deltas.empty())
+        item = self._deltas.get()
+        self._exhausted = _is_last(item)
+        if isinstance(item, Error):
+            raise item
+        return item
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the end and return the whole output.
+
+        timeout : seconds; TimeoutError when it runs out, and the request goes on
+        raises the Error the request failed with
+        """
+        self._engine._drive(self._finished.is_set)
+        if not self._finished.wait(timeout):
+            raise TimeoutError(f"the request has not finished within {timeout:g} s; cancel() ends it")
+        assert self._state is not None
+        if self._state.error is not None:
+            raise self._state.error
+        assert self._state.completion is not None
+        return self._state.completion
+
+    @property
+    def done(self) -> bool:
+        """Whether the last delta is there."""
+        return self._finished.is_set()
+
+    def cancel(self) -> None:
+        """Ask for the end; a last delta with finish_reason "cancelled" follows. Nothing if it has already ended."""
+        if self._state is not None and not self.done:
+            self._engine._cancel(self._state.request_id)
+
+    def __enter__(self) -> RequestHandle:
+        """Cancel the request when the block is left early."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Cancel the request if it has not ended."""
+        self.cancel()
+
+    def _take(self, item: Delta | Error) -> None:
+        self._deltas.put(item)
+        if _is_last(item):
+            self._finished.set()
+
+
+class TextStream(Iterator[Delta]):
+    """The deltas of one request, which is cancelled when the stream is closed or dropped before its end."""
+
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle = handle
+
+    def __next__(self) -> Delta:
+        """Wait for the next delta."""
+        return next(self._handle)
+
+    def close(self) -> None:
+        """Cancel the request if it has not ended."""
+        self._handle.cancel()
+
+    def __enter__(self) -> TextStream:
+        """Close the stream at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the stream."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Close a stream that nobody reads any more."""
+        self.close()
+
+
+class Engine(EngineBase):
+    """An engine whose events one thread of its own distributes; every method may be called from any thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See EngineBase; use Engine.open or Engine.from_executor."""
+        super().__init__(*args, **kwargs)
+        self._progress = threading.Condition()
+        self._dispatcher: threading.Thread | None = None
+        if not self._options.manual_step:
+            self._dispatcher = threading.Thread(target=self._dispatch, name="plansmith-events", daemon=True)
+            self._dispatcher.start()
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+    ) -> RequestHandle:
+        """Queue a request and return its handle.
+
+        prompt : text, or token ids, which go in as they are
+        new_text : the output is a text of its own (an answer), not the prompt's continuation; matters for tokenizers
+            that mark spaces before words
+        raises InvalidArgumentError, ShapeError for a length over the limits, QueueFullError, OutOfMemoryError when
+            the KV cache is too small for it, ShutdownError on a closed engine
+        """
+        handle = RequestHandle(self)
+        handle._state = self._start(prompt, params, handle._take, new_text=new_text)
+        return handle
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+    ) -> TextStream:
+        """Queue a request and return its deltas as they come. Closing or dropping the stream cancels the request."""
+        return TextStream(self.submit(prompt, params, new_text=new_text))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        new_text: bool = False,
+    ) -> list[Completion]:
+        """Run all prompts together and return their completions in order. The first error cancels the others."""
+        batch = _as_batch(prompts)
+        handles: list[RequestHandle] = []
+        try:
+            for prompt, own in zip(batch, per_prompt(batch, params), strict=True):
+                handles.append(self.submit_when_room(prompt, own, new_text=new_text))
+            return [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+
+    def submit_when_room(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+    ) -> RequestHandle:
+        """Submit, waiting while the request queue is full."""
+        while True:
+            with self._progress:
+                try:
+                    return self.submit(prompt, params, new_text=new_text)
+                except QueueFullError:
+                    if self._dispatcher is not None:
+                        self._progress.wait(timeout=1.0)
+            if self._dispatcher is None and not self.step():
+                raise InternalError("the request queue is full and no request can run")
+
+    def step(self) -> bool:
+        """Run one scheduler iteration of a manual_step engine and deliver its events; False when nothing could run."""
+        if self._dispatcher is not None:
+            raise InvalidArgumentError(
+                "step() is for engines opened with manual_step=True; this one runs by itself"
+            )
+        did_work = self._core.step()
+        while self._pump(0):
+            pass
+        return did_work
+
+    def close(self) -> None:
+        """Stop; requests still running fail with ShutdownError. Twice is fine."""
+        self._core.close()
+        if self._dispatcher is not None and self._dispatcher is not threading.current_thread():
+            self._dispatcher.join()
+        self._fail_all(ShutdownError("the engine was closed while the request was running"))
+        with self._progress:
+            self._progress.notify_all()
+
+    def __enter__(self) -> Engine:
+        """Close the engine at the end of the block."""
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close the engine."""
+        self.close()
+
+    def _dispatch(self) -> None:
+        try:
+            while True:
+                self._pump(-1)
+                with self._progress:
+                    self._progress.notify_all()
+        except ShutdownError:
+            return
+        except BaseException as error:
+            self._fail_all(InternalError(f"the event thread failed: {type(error).__name__}: {error}"))
+            raise
+
+    def _drive(self, done: Callable[[], bool]) -> None:
+        """Of a manual_step engine, run steps until `done()`; others run by themselves."""
+        while self._dispatcher is None and not done():
+            if not self.step() and not done():
+                raise InternalError("the request can not go on: no step could run")
+
+
+def _is_last(item: Delta | Error) -> bool:
+    return isinstance(item, Error) or item.finish_reason is not None
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a list of prompts; one text or one list of ids is a batch of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))

@@ -1,0 +1,151 @@
+"""The tokenizer of an engine directory: text to ids and back, end ids, special tokens, chat template."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from .chat import ChatTemplate
+from .detokenizer import Detokenizer, StageMaker, stage_makers
+from .errors import EngineFileError, UnsupportedError
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer without transformers. Any thread.
+
+    special_tokens : name -> text, e.g. {"bos_token": "<s>"}
+    eos_token_ids : ids that end generation
+    chat_template : None where the model has none
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        config: Mapping[str, Any] | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        # A file may carry the padding of its training; a request's ids are never padded or cut here.
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._special_ids = {
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        }
+        config = config or {}
+        self.special_tokens = {
+            name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None
+        }
+        self.eos_token_ids = self._find_eos_ids(generation_config or {})
+        template = chat_template if chat_template is not None else _default_template(config)
+        self.chat_template = None if template is None else ChatTemplate(template, self.special_tokens)
+        makers = stage_makers(json.loads(backend.to_str())["decoder"])
+        self._stage_makers: list[StageMaker] | None = makers
+
+    @classmethod
+    def from_directory(cls, directory: Path | str) -> Tokenizer:
+        """Read tokenizer.json and, where they are, tokenizer_config.json, generation_config.json, chat_template.jinja.
+
+        raises EngineFileError when tokenizer.json is missing or a file is damaged
+        """
+        directory = Path(directory)
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise EngineFileError(
+                f"{directory} has no tokenizer.json; build the engine from a checkpoint that has a fast tokenizer, "
+                "or give prompts as token ids"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise EngineFileError(f"{path} is not a tokenizer that can be read: {error}") from error
+        template = directory / "chat_template.jinja"
+        return cls(
+            backend,
+            config=_read_json(directory / "tokenizer_config.json"),
+            generation_config=_read_json(directory / "generation_config.json"),
+            chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's V may be larger."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`, with the special tokens of the tokenizer's own template (mostly a BOS)."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of all ids together. Ids that are not in the vocabulary have no text."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of one token, None when there is no such token."""
+        token_id = self._backend.token_to_id(token)
+        return None if token_id is None else int(token_id)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return a new stream whose text, put together, is decode() of all its ids.
+
+        raises UnsupportedError for a decoder that cannot run on a stream
+        """
+        if self._stage_makers is None:
+            kind = json.loads(self._backend.to_str())["decoder"]["type"]
+            raise UnsupportedError(
+                f"the tokenizer's decoder ({kind}) cannot decode token by token; use detokenize=False and decode()"
+            )
+        text = functools.partial(self._text_of, skip=self._special_ids if skip_special_tokens else set())
+        return Detokenizer(text, [make() for make in self._stage_makers])
+
+    def _text_of(self, token_id: int, skip: set[int]) -> str | None:
+        if token_id in skip:
+            return None
+        text: Callable[[int], str | None] = self._backend.id_to_token
+        return text(token_id)
+
+    def _find_eos_ids(self, generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the generation config's end ids and the tokenizer's own: chat models often list only one there."""
+        listed = generation_config.get("eos_token_id")
+        ids = [listed] if isinstance(listed, int) else list(listed or [])
+        eos = self.special_tokens.get("eos_token")
+        own = None if eos is None else self.token_to_id(eos)
+        return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EngineFileError(f"{path} is not JSON: {error}; build the engine again") from error
+    if not isinstance(value, dict):
+        raise EngineFileError(
+            f"{path} holds a {type(value).__name__}, it must be an object; build the engine again"
+        )
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """Return a special token's text: configs write it as a string or as an object with "content"."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _default_template(config: Mapping[str, Any]) -> str | None:
+    """Return tokenizer_config.json's template; of a list of named ones, "default"."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
