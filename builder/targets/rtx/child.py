@@ -55,7 +55,7 @@ def run(job: dict[str, Any], events: TextIO) -> None:
 
     raises CompileFailed with a message for people; the log has the compiler's own words.
     """
-    import tensorrt_rtx as trt
+    import tensorrt_rtx as trt  # type: ignore[import-untyped, unused-ignore]
 
     def send(event: str, **fields: Any) -> None:
         events.write(json.dumps({"event": event, "peak_rss_bytes": peak_rss_bytes(), **fields}) + "\n")
@@ -67,7 +67,9 @@ def run(job: dict[str, Any], events: TextIO) -> None:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(job["onnx"]):
         errors = [str(parser.get_error(i).desc()) for i in range(parser.num_errors)]
-        raise CompileFailed("the compiler cannot parse the graph: " + "; ".join(errors or ["no reason given"]))
+        raise CompileFailed(
+            "the compiler cannot parse the graph: " + "; ".join(errors or ["no reason given"])
+        )
     _raise_on_fatal(logger)
     _check_tensors(trt, network, job)
     config = builder.create_builder_config()
@@ -87,7 +89,9 @@ def run(job: dict[str, Any], events: TextIO) -> None:
     with writer.file:
         built = builder.build_serialized_network_to_stream(network, config, writer)
     if writer.failure is not None:
-        raise CompileFailed(f"the plan cannot be written: {writer.failure}; free space or give another directory")
+        raise CompileFailed(
+            f"the plan cannot be written: {writer.failure}; free space or give another directory"
+        )
     if not built or Path(job["plan"]).stat().st_size == 0:
         raise CompileFailed("the compiler failed")
     _raise_on_fatal(logger)
@@ -191,7 +195,7 @@ def _check_tensors(trt: Any, network: Any, job: dict[str, Any]) -> None:
                     f"{kind} {name} of the parsed network is {have.get(name, 'missing')}, "
                     f"the contract has {want.get(name, 'no such tensor')}"
                 )
-    used = set()
+    used: set[str] = set()
     updates = 0
     for i in range(network.num_layers):
         layer = network.get_layer(i)
@@ -201,7 +205,9 @@ def _check_tensors(trt: Any, network: Any, job: dict[str, Any]) -> None:
     if dropped:
         raise CompileFailed(f"the parser dropped the inputs {', '.join(dropped)}: no layer reads them")
     if updates != job["kv_updates"]:
-        raise CompileFailed(f"the parsed network updates {updates} pools, the graph updates {job['kv_updates']}")
+        raise CompileFailed(
+            f"the parsed network updates {updates} pools, the graph updates {job['kv_updates']}"
+        )
 
 
 def main(argv: list[str]) -> int:

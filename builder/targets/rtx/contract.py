@@ -35,7 +35,7 @@ from ...limits import Limits
 from ...spec import DecoderSpec
 
 TOKEN_LAYOUT = "rectangular"
-ALIGNMENT = "right"
+ROW_ALIGNMENT = "right"
 
 KV_TOKEN_ORDER = "kv_token_order"  # [U] int32
 KV_UPDATE_LENGTHS = "kv_update_lengths"  # [NB + 1] int32
@@ -86,15 +86,11 @@ def _pools(spec: DecoderSpec, limits: Limits, compute: str, *names: Any) -> list
     return [TensorSpec(name(n), compute, dims) for n in range(spec.num_layers) for name in names]
 
 
-def manifest_entry(spec: DecoderSpec, limits: Limits, compute: str) -> dict[str, Any]:
-    """Return what the manifest says of an RTX target's contract, as JSON values."""
-    inputs = plan_inputs(spec, limits, compute)
-    outputs = plan_outputs(spec, limits, compute)
-    pools = {f"{kind}_pool_out.{n}": f"{kind}_pool.{n}" for n in range(spec.num_layers) for kind in "kv"}
+def manifest_fields(spec: DecoderSpec, limits: Limits, compute: str) -> dict[str, Any]:
+    """Return what a target's manifest entry says of this contract: layout, alignment and the inputs but the pools."""
+    inputs = [t for t in plan_inputs(spec, limits, compute) if "_pool." not in t.name]
     return {
         "token_layout": TOKEN_LAYOUT,
-        "alignment": ALIGNMENT,
-        "inputs": [{"name": t.name, "dtype": t.dtype, "dims": list(t.dims)} for t in inputs],
-        "outputs": [{"name": t.name, "dtype": t.dtype, "dims": list(t.dims)} for t in outputs],
-        "aliases": pools,
+        "row_alignment": ROW_ALIGNMENT,
+        "inputs": [{"name": t.name, "dtype": t.dtype, "dims": [str(d) for d in t.dims]} for t in inputs],
     }

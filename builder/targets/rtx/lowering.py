@@ -29,6 +29,7 @@ from ...graph import contract as graph_contract
 from . import contract
 
 Causal = Literal["mask", "lower_right"]
+_Attr = str | int | float | Sequence[int]
 
 _I32, _I64, _BOOL, _F32 = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.FLOAT
 _HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -166,7 +167,9 @@ class _Lowering:
             out = self._attention(layer, query, k_all, v_all)
         name = layer.name
         out = self.node("Transpose", [out], f"{name}/rows", self.compute, perm=[0, 2, 1, 3])
-        out = self.node("Reshape", [out, self.ints([-1, layer.heads * layer.head_dim])], f"{name}/flat", q.dtype)
+        out = self.node(
+            "Reshape", [out, self.ints([-1, layer.heads * layer.head_dim])], f"{name}/flat", q.dtype
+        )
         for old, new in zip(node.outputs, (out, k_out, v_out), strict=True):
             self._replace(old, new)
 
@@ -240,7 +243,9 @@ class _Lowering:
         s = self.node("Mul", [s, cap], f"{name}/capped", _F32)
         by_head = self._scores_shape(layer, group)
         s = self.node("Reshape", [s, by_head], f"{name}/scores_by_head", _F32)
-        s = self.node("Where", [self._mask(layer.block_size, layer.window), s, lowest], f"{name}/masked", _F32)
+        s = self.node(
+            "Where", [self._mask(layer.block_size, layer.window), s, lowest], f"{name}/masked", _F32
+        )
         p = self.node("Softmax", [s], f"{name}/softmax", _F32, axis=-1)
         p = self.node("Cast", [p], f"{name}/weights", self.compute, to=int(self.compute))
         p = self.node("Reshape", [p, self._grouped_shape(layer)], f"{name}/weights_grouped", self.compute)
@@ -275,7 +280,12 @@ class _Lowering:
         return self._shape_of(f"step/out_shape.{layer.heads}", *parts)
 
     def _scores_shape(self, layer: _Layer, group: int) -> ir.Value:
-        parts = (self._batch(), self.ints([layer.kv_heads * group]), self._rows(), self._context(layer.block_size))
+        parts = (
+            self._batch(),
+            self.ints([layer.kv_heads * group]),
+            self._rows(),
+            self._context(layer.block_size),
+        )
         return self._shape_of(f"step/scores_shape.{layer.heads}", *parts)
 
     def _grouped_shape(self, layer: _Layer) -> ir.Value:
@@ -340,11 +350,11 @@ class _Lowering:
         return self.made[name]
 
     def once(
-        self, name: str, op_type: str, inputs: Sequence[ir.Value], dtype: ir.DataType, **attrs: object
+        self, name: str, op_type: str, inputs: Sequence[ir.Value], dtype: ir.DataType, **attrs: _Attr
     ) -> ir.Value:
         """A node that all layers share; the first call makes it."""
         if name not in self.made:
-            self.made[name] = self.node(op_type, inputs, name, dtype, **attrs)
+            self.made[name] = self.node(op_type, inputs, name, dtype, domain="", **attrs)
         return self.made[name]
 
     def node(
@@ -355,11 +365,13 @@ class _Lowering:
         dtype: ir.DataType | None,
         *,
         domain: str = "",
-        **attrs: object,
+        **attrs: _Attr,
     ) -> ir.Value:
         """Add a node before the anchor and return its one output, "<name>/out"."""
         out = ir.Value(name=f"{name}/out", type=None if dtype is None else ir.TensorType(dtype))
-        node = ir.node(op_type, inputs=list(inputs), attributes=attrs, domain=domain, outputs=[out], name=name)  # type: ignore[arg-type]
+        node = ir.node(
+            op_type, inputs=list(inputs), attributes=attrs, domain=domain, outputs=[out], name=name
+        )
         assert self.anchor is not None
         self.graph.insert_before(self.anchor, node)
         return out

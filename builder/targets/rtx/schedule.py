@@ -1,0 +1,119 @@
+"""Several compiles side by side, as many as the cores and the memory allow."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ...limits import Limits
+from ...spec import DecoderSpec
+from . import lowering, targets
+from .compile import Progress, RtxResult, Stopped, compile_plan, save_lowered
+
+# Peak memory of one compile = BASE + FACTOR * bytes of the weights. Fitted to what was measured with TensorRT-RTX
+# 1.7: 0.40 GB for a two-layer model of a few kilobytes, 2.6 GB for 269 MB of fp16 weights.
+PEAK_BASE_BYTES = 400 << 20
+PEAK_FACTOR = 8.2
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileJob:
+    """The arguments of one compile_plan."""
+
+    model: ir.Model
+    limits: Limits
+    spec: DecoderSpec
+    sm: str
+    out_path: Path
+    log_path: Path
+    progress: Progress | None = None
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Return the bytes of a graph's weights; none is read."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def predicted_peak_bytes(model: ir.Model) -> int:
+    """Return the memory that compiling the graph is expected to need at its peak."""
+    return PEAK_BASE_BYTES + int(PEAK_FACTOR * weight_bytes(model))
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that can be had without swapping: MemAvailable, or the cgroup's rest where that is less."""
+    available = 1 << 62
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+
+
+def workers_for(jobs: Sequence[CompileJob], max_workers: int | None = None) -> int:
+    """Return how many jobs to run side by side: the cores, the memory over the largest peak, and max_workers."""
+    if not jobs:
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    peak = max(predicted_peak_bytes(job.model) for job in jobs)
+    fitting = available_memory_bytes() // peak
+    return max(1, min(cores, fitting, len(jobs), max_workers or len(jobs)))
+
+
+def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> list[RtxResult]:
+    """Compile all jobs and return their results in order; jobs that share a model share its lowered file.
+
+    Each compile keeps one core busy. A job's progress is called in a thread of its own.
+    raises : what compile_plan raises, from the first job that fails; the others are stopped, plans that were done
+        stay. Refusals that need no compiling are raised before any starts.
+    """
+    for job in jobs:
+        targets.check_types(targets.find_target(job.sm), lowering.types_of(job.model), "the graph")
+    targets.check_installed()
+    if not jobs:
+        return []
+    with tempfile.TemporaryDirectory(prefix=".rtx-", dir=Path(jobs[0].out_path).absolute().parent) as scratch:
+        files: dict[int, Path] = {}
+        for job in jobs:
+            if id(job.model) not in files:
+                files[id(job.model)] = Path(scratch) / f"graph{len(files)}.onnx"
+                save_lowered(job.model, files[id(job.model)])
+        return _run_all(jobs, files, workers_for(jobs, max_workers))
+
+
+def _run_all(jobs: Sequence[CompileJob], files: dict[int, Path], workers: int) -> list[RtxResult]:
+    stop = threading.Event()
+
+    def one(job: CompileJob) -> RtxResult:
+        if stop.is_set():
+            raise Stopped
+        path = files[id(job.model)]
+        try:
+            return compile_plan(
+                path, job.limits, job.spec, job.sm, job.out_path, job.log_path, job.progress, stop=stop
+            )
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="rtx-compile") as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        try:
+            errors = [error for f in futures if (error := f.exception()) is not None]
+        except BaseException:
+            stop.set()
+            raise
+    for error in errors:
+        if not isinstance(error, Stopped):
+            raise error
+    return [f.result() for f in futures]
