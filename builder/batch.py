@@ -48,7 +48,9 @@ class StepBatch:
         num_seqs, num_tokens = self.query_lens.size, self.input_ids.size
         for name, array in self.feeds().items():
             if array.dtype != np.int32:
-                raise ShapeError(f"{name} is {array.dtype}, a step takes int32; convert it with astype(np.int32)")
+                raise ShapeError(
+                    f"{name} is {array.dtype}, a step takes int32; convert it with astype(np.int32)"
+                )
         _expect("position_ids", self.position_ids.shape, (num_tokens,))
         _expect("kv_lens", self.kv_lens.shape, (num_seqs,))
         _expect("cu_query_lens", self.cu_query_lens.shape, (num_seqs + 1,))
@@ -211,4 +213,6 @@ class BatchPlanner:
 
 def _expect(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if got != wanted:
-        raise ShapeError(f"{name} has shape {got}, this step's other arrays ask for {wanted}; rebuild the batch")
+        raise ShapeError(
+            f"{name} has shape {got}, this step's other arrays ask for {wanted}; rebuild the batch"
+        )

@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from .decoder import build_graph
 from .save import save
-from .weights import WeightSource
 
-__all__ = ["WeightSource", "build_graph", "save"]
+__all__ = ["build_graph", "save"]

@@ -24,10 +24,17 @@ class StepInputs:
     block_table: ir.Value
     k_pools: tuple[ir.Value, ...]
     v_pools: tuple[ir.Value, ...]
+    tokens_per_block: int
 
 
 def attention(
-    g: GraphBuilder, w: WeightLoader, spec: DecoderSpec, ropes: Ropes, step: StepInputs, x: ir.Value, layer: int
+    g: GraphBuilder,
+    w: WeightLoader,
+    spec: DecoderSpec,
+    ropes: Ropes,
+    step: StepInputs,
+    x: ir.Value,
+    layer: int,
 ) -> ir.Value:
     """Return attention of the normed x [T, E] through o, [T, E]; adds the layer's pool outputs to the graph."""
     p = f"layers.{layer}."
@@ -54,9 +61,7 @@ def _paged_attention(
 ) -> ir.Value:
     """The op of the contract; the scale and window of the layer are its attributes."""
     pools = step.k_pools[layer], step.v_pools[layer]
-    pool_shape = pools[0].shape
-    assert pool_shape is not None
-    dims = (BLOCKS, *(int(d) for d in list(pool_shape)[1:]))  # type: ignore[arg-type]
+    dims = (BLOCKS, spec.num_kv_heads, step.tokens_per_block, spec.head_dim)
     name = f"layers.{layer}.attn"
     outs = [
         value(f"{name}/out", g.compute, (TOKENS, spec.q_width)),

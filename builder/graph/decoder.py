@@ -40,6 +40,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...runtime.errors import CheckpointError, InvalidArgumentError
+from ..checkpoint import WeightSource
 from ..limits import Limits
 from ..precision import Precision
 from ..spec import DecoderSpec, weight_shapes
@@ -50,7 +51,7 @@ from .linear import embed, logits
 from .mlp import mlp
 from .norm import rms_norm
 from .rope import Ropes
-from .weights import WeightLoader, WeightSource
+from .weights import WeightLoader
 
 COMPUTE_TYPES = {
     "float32": ir.DataType.FLOAT,
@@ -100,12 +101,19 @@ def build_graph(
             "plansmith.graph_version": str(contract.VERSION),
             "plansmith.precision": precision.name,
             "plansmith.compute": compute,
+            "plansmith.max_seq_len": str(limits.max_seq_len),
         },
     )
 
 
 def _layer(
-    g: GraphBuilder, w: WeightLoader, spec: DecoderSpec, ropes: Ropes, step: StepInputs, x: ir.Value, layer: int
+    g: GraphBuilder,
+    w: WeightLoader,
+    spec: DecoderSpec,
+    ropes: Ropes,
+    step: StepInputs,
+    x: ir.Value,
+    layer: int,
 ) -> ir.Value:
     """One block: attention and the MLP, each normed before (and after, with post_norms) and added to x."""
     p = f"layers.{layer}."
@@ -145,7 +153,7 @@ def _inputs(
         for n in range(spec.num_layers)
     ]
     k_pools, v_pools = (tuple(side) for side in zip(*pools, strict=True))
-    return ids, positions, rows, StepInputs(cu, kv_lens, table, k_pools, v_pools)
+    return ids, positions, rows, StepInputs(cu, kv_lens, table, k_pools, v_pools, limits.tokens_per_block)
 
 
 def _check_weights(spec: DecoderSpec, weights: WeightSource) -> None:

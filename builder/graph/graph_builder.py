@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from . import contract
@@ -12,7 +14,7 @@ from . import contract
 OPSET = 24
 
 Dim = int | str
-Array = np.ndarray  # of any dtype; numpy's own generics say nothing about ml_dtypes
+Array = npt.NDArray[Any]
 
 TOKENS = "num_tokens"
 SEQS = "num_seqs"
@@ -42,13 +44,13 @@ class GraphBuilder:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
         """Add a graph input."""
-        value = _value(name, dtype, shape)
-        self._inputs.append(value)
-        return value
+        made = value(name, dtype, shape)
+        self._inputs.append(made)
+        return made
 
-    def output(self, value: ir.Value) -> None:
-        """Make `value` a graph output under its own name."""
-        self._outputs.append(value)
+    def output(self, made: ir.Value) -> None:
+        """Make `made` a graph output under its own name."""
+        self._outputs.append(made)
 
     def lazy(
         self, name: str, dtype: ir.DataType, shape: Sequence[int], read: Callable[[], Array]
@@ -56,20 +58,23 @@ class GraphBuilder:
         """Add an initializer whose data `read` returns each time it is asked for; a name is added once."""
         if name not in self._initializers:
             tensor = ir.LazyTensor(
-                lambda: ir.Tensor(read(), dtype=dtype, name=name), dtype=dtype, shape=ir.Shape(shape), name=name
+                lambda: ir.Tensor(read(), dtype=dtype, name=name),
+                dtype=dtype,
+                shape=ir.Shape(shape),
+                name=name,
             )
-            value = _value(name, dtype, shape)
-            value.const_value = tensor
-            self._initializers[name] = value
+            made = value(name, dtype, shape)
+            made.const_value = tensor
+            self._initializers[name] = made
         return self._initializers[name]
 
     def const(self, name: str, array: Array) -> ir.Value:
         """Add a small initializer held in memory."""
         if name not in self._initializers:
             tensor = ir.Tensor(array, name=name)
-            value = _value(name, tensor.dtype, array.shape)
-            value.const_value = tensor
-            self._initializers[name] = value
+            made = value(name, tensor.dtype, array.shape)
+            made.const_value = tensor
+            self._initializers[name] = made
         return self._initializers[name]
 
     def ints(self, name: str, numbers: Sequence[int]) -> ir.Value:
@@ -95,7 +100,7 @@ class GraphBuilder:
         out: str | None = None,
     ) -> ir.Value:
         """Add a standard node `name` with one output, called `out` or "<name>/out"."""
-        result = _value(out or f"{name}/out", dtype, shape)
+        result = value(out or f"{name}/out", dtype, shape)
         self.add(op_type, inputs, [result], name, attrs)
         return result
 
@@ -152,10 +157,6 @@ def _attr(key: str, item: int | float | str | Sequence[int]) -> ir.Attr:
     return ir.AttrInt64s(key, list(item))
 
 
-def _value(name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
-    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-
-
 def value(name: str, dtype: ir.DataType, shape: Sequence[Dim]) -> ir.Value:
-    """Return a free value, for nodes with several outputs."""
-    return _value(name, dtype, shape)
+    """Return a value that no node makes yet."""
+    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))

@@ -28,4 +28,6 @@ def _activation(g: GraphBuilder, spec: DecoderSpec, x: ir.Value, name: str) -> i
         s = g.node("Sigmoid", [x], f"{name}/sigmoid", g.compute, shape)
         return g.node("Mul", [x, s], f"{name}/silu", g.compute, shape, out=f"{name}/out")
     approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
-    return g.node("Gelu", [x], f"{name}/gelu", g.compute, shape, {"approximate": approximate}, out=f"{name}/out")
+    return g.node(
+        "Gelu", [x], f"{name}/gelu", g.compute, shape, {"approximate": approximate}, out=f"{name}/out"
+    )

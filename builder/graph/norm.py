@@ -41,4 +41,6 @@ def _norm(
         return g.node("RMSNormalization", [x, scale], name, f32, shape, attrs)
     x = g.node("Cast", [x], f"{name}/to_f32", f32, shape, {"to": int(f32)})
     x = g.node("RMSNormalization", [x, scale], name, f32, shape, attrs, out=f"{name}/normed")
-    return g.node("Cast", [x], f"{name}/to_compute", g.compute, shape, {"to": int(g.compute)}, out=f"{name}/out")
+    return g.node(
+        "Cast", [x], f"{name}/to_compute", g.compute, shape, {"to": int(g.compute)}, out=f"{name}/out"
+    )

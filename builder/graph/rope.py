@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..spec import RopeSpec
 from .graph_builder import TOKENS, GraphBuilder
 
-Array = np.ndarray
+Array = npt.NDArray[Any]
 
 
 def rope_tables(rope: RopeSpec, num_positions: int) -> tuple[Array, Array]:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ...runtime.errors import CheckpointError
+from ..checkpoint import WeightSource
 from ..precision import Precision, int4_group_size
 from .graph_builder import GraphBuilder
 from .quantize import quantize_int4, quantize_int8
 
-Array = np.ndarray
-
-
-class WeightSource(Protocol):
-    """The weights of a checkpoint under their canonical names (spec.weight_shapes)."""
-
-    def names(self) -> Iterable[str]:
-        """Return the canonical names it holds."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a weight without reading it."""
-
-    def get(self, name: str) -> Array:
-        """Return a weight in float32, float16 or bfloat16; matrices are [out, in]."""
+Array = npt.NDArray[Any]
 
 
 _STORED = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -92,7 +80,8 @@ class WeightLoader:
         """Return a norm's weight in float32 with the family's offset added."""
 
         def read() -> Array:
-            return np.asarray(self._source.get(name)).astype(np.float32) + np.float32(offset)
+            w: Array = np.asarray(self._source.get(name)).astype(np.float32) + np.float32(offset)
+            return w
 
         return self.g.lazy(name, ir.DataType.FLOAT, self._source.shape(name), read)
 

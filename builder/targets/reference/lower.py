@@ -81,19 +81,19 @@ def _plan(t: Tape, inputs: dict[str, ir.Value], block_size: int) -> _Plan:
     seq = t.op("ReduceSum", behind, t.ints(1), keepdims=0)
     in_chunk = t.op("Sub", token, t.op("Gather", starts, seq))
     pos = t.op("Add", in_chunk, t.op("Gather", past, seq))
-    column = t.op("Div", pos, t.int(block_size))
+    column = t.op("Div", pos, t.scalar(block_size))
     place = t.op("Concat", t.expand_dims(seq, 1), t.expand_dims(column, 1), axis=1)
 
     longest = t.op("ReduceMax", lens, keepdims=0)
     s = t.expand_dims(t.iota(longest), 0)
     rows = t.op("Add", t.expand_dims(starts, 1), s)
-    kv_pos = t.iota(t.op("Mul", t.dim(table, 1), t.int(block_size)))
+    kv_pos = t.iota(t.op("Mul", t.dim(table, 1), t.scalar(block_size)))
     return _Plan(
-        query_rows=t.op("Min", rows, t.op("Sub", num_tokens, t.int(1))),
+        query_rows=t.op("Min", rows, t.op("Sub", num_tokens, t.scalar(1))),
         token_rows=t.op("Add", t.op("Mul", seq, longest), in_chunk),
         write_block=t.op("GatherND", table, place),
-        write_offset=t.op("Mod", pos, t.int(block_size)),
-        pages=t.op("Max", table, t.int(0)),
+        write_offset=t.op("Mod", pos, t.scalar(block_size)),
+        pages=t.op("Max", table, t.scalar(0)),
         query_pos=t.op("Add", t.expand_dims(past, 1), s),
         kv_pos=kv_pos,
         kv_valid=t.op("Less", t.expand_dims(kv_pos, 0), t.expand_dims(kv_lens, 1)),
@@ -106,7 +106,7 @@ def _mask(t: Tape, plan: _Plan, window: int) -> ir.Value:
     j = t.expand_dims(plan.kv_pos, 0, 1)
     seen = t.op("And", t.op("LessOrEqual", j, p), t.expand_dims(plan.kv_valid, 1))
     if window:
-        seen = t.op("And", seen, t.op("Greater", j, t.op("Sub", p, t.int(window))))
+        seen = t.op("And", seen, t.op("Greater", j, t.op("Sub", p, t.scalar(window))))
     return t.expand_dims(seen, 1, 2)
 
 
@@ -128,11 +128,11 @@ def _attend(t: Tape, node: ir.Node, plan: _Plan, mask: ir.Value) -> list[ir.Valu
     grouped = t.op("Reshape", rows, t.ints(0, 0, kv_heads, heads // kv_heads, d))
     queries = t.op("Transpose", grouped, perm=[0, 2, 3, 1, 4])  # [B, KVH, G, S, D]
     score = t.op("MatMul", queries, t.op("Transpose", keys, perm=[0, 1, 2, 4, 3]))
-    score = t.op("Mul", score, t.float(scale))
+    score = t.op("Mul", score, t.number(scale))
     if softcap:
-        cap = t.float(softcap)
+        cap = t.number(softcap)
         score = t.op("Mul", t.op("Tanh", t.op("Div", score, cap)), cap)
-    weight = t.op("Softmax", t.op("Where", mask, score, t.float(LOWEST)), axis=-1)
+    weight = t.op("Softmax", t.op("Where", mask, score, t.number(LOWEST)), axis=-1)
     mixed = t.op("Transpose", t.op("MatMul", weight, values), perm=[0, 3, 1, 2, 4])
     flat = t.op("Reshape", mixed, t.ints(-1, heads * d))
     out = t.op("Gather", flat, plan.token_rows, axis=0)
@@ -142,10 +142,10 @@ def _attend(t: Tape, node: ir.Node, plan: _Plan, mask: ir.Value) -> list[ir.Valu
 
 def _write_index(t: Tape, plan: _Plan, kv_heads: int) -> ir.Value:
     """Where each token's heads go in a pool [NB, KVH, BS, D]: (block, head, offset), [T, KVH, 3]."""
-    zeros = t.op("Mul", t.expand_dims(plan.write_block, 1, 2), t.int(0))  # [T, 1, 1]
-    head = t.op("Reshape", t.iota(t.int(kv_heads)), t.ints(1, kv_heads, 1))
+    zeros = t.op("Mul", t.expand_dims(plan.write_block, 1, 2), t.scalar(0))  # [T, 1, 1]
+    head = t.op("Reshape", t.iota(t.scalar(kv_heads)), t.ints(1, kv_heads, 1))
     head = t.op("Add", head, zeros)
-    zeros = t.op("Mul", head, t.int(0))
+    zeros = t.op("Mul", head, t.scalar(0))
     block = t.op("Add", zeros, t.expand_dims(plan.write_block, 1, 2))
     offset = t.op("Add", zeros, t.expand_dims(plan.write_offset, 1, 2))
     return t.op("Concat", block, head, offset, axis=2)
@@ -156,4 +156,4 @@ def _pages(t: Tape, plan: _Plan, pool: ir.Value, kv_heads: int, d: int) -> ir.Va
     pages = t.op("Gather", pool, plan.pages, axis=0)  # [B, MB, KVH, BS, D]
     pages = t.op("Transpose", pages, perm=[0, 2, 1, 3, 4])
     rows = t.cast(t.op("Reshape", pages, t.ints(0, kv_heads, 1, -1, d)), F32)
-    return t.op("Where", t.expand_dims(plan.kv_valid, 1, 2, 4), rows, t.float(0.0))
+    return t.op("Where", t.expand_dims(plan.kv_valid, 1, 2, 4), rows, t.number(0.0))

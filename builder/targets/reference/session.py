@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ....runtime.errors import UnsupportedError
+from ....runtime.errors import ShapeError, UnsupportedError
 from ...batch import StepBatch
 from ...graph import contract, save
 from .lower import lower
@@ -31,6 +31,7 @@ class ReferenceSession:
         if contract.OP_DOMAIN in model.graph.opset_imports:
             model = lower(model)
         self._num_blocks = num_blocks
+        self._max_seq_len = int(model.metadata_props["plansmith.max_seq_len"])
         options = ort.SessionOptions()
         options.intra_op_num_threads = num_threads
         # The extended level turns Q/DQ weights into kernels that quantize the activations too: another arithmetic.
@@ -55,9 +56,14 @@ class ReferenceSession:
     def step(self, batch: StepBatch) -> npt.NDArray[np.float32]:
         """Return the logits (R, V) of one step and keep its keys and values.
 
-        raises : ShapeError if the batch contradicts itself or names blocks outside the pool
+        raises : ShapeError if the batch contradicts itself or reaches outside the pool or max_seq_len
         """
         batch.check(self._num_blocks, self._tokens_per_block)
+        if batch.position_ids.max() >= self._max_seq_len:
+            raise ShapeError(
+                f"position_ids reach {batch.position_ids.max()}, the graph was built for max_seq_len "
+                f"{self._max_seq_len}; build it with a larger --max_seq_len"
+            )
         columns = -(-int(batch.kv_lens.max()) // self._tokens_per_block)
         batch = dataclasses.replace(batch, block_table=np.ascontiguousarray(batch.block_table[:, :columns]))
         feeds = {k: self._ort.OrtValue.ortvalue_from_numpy(v) for k, v in batch.feeds().items()}
@@ -76,7 +82,7 @@ class ReferenceSession:
 
 def _onnxruntime() -> Any:
     try:
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped]
     except ImportError:
         raise UnsupportedError(
             "the reference runs in ONNX Runtime, which is not installed; pip install 'plansmith[verify]'"
