@@ -60,8 +60,8 @@ def scales_bytes(rows: int, num_groups: int) -> int:
     return round_up(rows, TILE) * num_groups * 4
 
 
-def row_blocks(parts: Iterable[Array], cols: int) -> Iterator[Array]:
-    """Yield [16 m, cols] blocks of the parts put under one another, zero-padded at the end.
+def row_blocks(parts: Iterable[Array], cols: int, *, pad: bool = True) -> Iterator[Array]:
+    """Yield [16 m, cols] blocks of the parts put under one another; `pad` fills the last tile with zeros.
 
     parts : [N_i, cols] arrays, any strides; an N_i need not be a multiple of 16
     """
@@ -82,7 +82,12 @@ def row_blocks(parts: Iterable[Array], cols: int) -> Iterator[Array]:
         if whole < len(part):
             rest = np.array(part[whole:])
     if rest is not None:
-        yield np.concatenate([rest, np.zeros((TILE - len(rest), cols), rest.dtype)])
+        yield np.concatenate([rest, np.zeros((TILE - len(rest), cols), rest.dtype)]) if pad else rest
+
+
+def as_stored(block: Array, dtype: DType) -> Array:
+    """Return rows in a tensor's stored float type, contiguous."""
+    return np.ascontiguousarray(block, dtype=_STORED[dtype])
 
 
 def pack_block(block: Array, dtype: DType) -> Array:
@@ -92,7 +97,7 @@ def pack_block(block: Array, dtype: DType) -> Array:
     """
     if dtype in (DType.F32, DType.BF16):
         tiles = block.reshape(-1, TILE, block.shape[1]).transpose(0, 2, 1)
-        return np.ascontiguousarray(tiles, dtype=_STORED[dtype])
+        return as_stored(tiles, dtype)
     step = K_STEP[PACKED[dtype]]
     cols = round_up(block.shape[1], step)
     values = np.zeros((len(block), cols), np.int8)

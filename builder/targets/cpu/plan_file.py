@@ -291,7 +291,7 @@ class PlanWriter:
             if done[section] + size > int(record[f"{section}_bytes"]):
                 break
             file.seek(int(record[f"{section}_offset"]) + done[section])
-            file.write(np.ascontiguousarray(block).data.cast("B") if size else b"")
+            file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
             done[section] += size
         for section, size in done.items():
             if size != int(record[f"{section}_bytes"]):

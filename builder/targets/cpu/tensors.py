@@ -1,0 +1,96 @@
+"""The tensors of a program, each once however many ops use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from . import packing
+from .plan_file import DType, Layout, Tensor
+from .weights import Weight, initializer_array, packed_tensor, vector_tensor
+
+Array = npt.NDArray[Any]
+
+
+class TensorPool:
+    """Collects tensors in the order of their first use. A tied table is one tensor, packed for the product."""
+
+    def __init__(self) -> None:
+        self._index: dict[tuple[Any, ...], int] = {}
+        self._makers: list[tuple[str, Any]] = []
+        self._packed: set[int] = set()
+
+    def matrix(self, parts: Sequence[Weight], group_size: int, *, packed: bool = False) -> int:
+        """Return the index of the weights under one another; `packed` when a product reads them."""
+        key = ("matrix", tuple((p.values, p.swapped) for p in parts), group_size)
+        index = self._add(key, joined_names([p.values.name or "" for p in parts]), (list(parts), group_size))
+        if packed:
+            self._packed.add(index)
+        return index
+
+    def vector(self, value: ir.Value, rows: int, cols: int) -> int:
+        """Return the index of a float32 vector or table, row-major."""
+        source = _behind_casts(value)
+        return self._add(
+            ("vector", source), source.name or "", (rows, cols, lambda: initializer_array(source))
+        )
+
+    def bias(self, biases: Sequence[ir.Value | None], sizes: Sequence[int]) -> int:
+        """Return the index of biases side by side, zeros where a part has none."""
+        sources = [None if b is None else _behind_casts(b) for b in biases]
+
+        def fetch() -> Array:
+            parts = [
+                np.zeros(size, np.float32) if b is None else np.asarray(initializer_array(b), np.float32)
+                for b, size in zip(sources, sizes, strict=True)
+            ]
+            return np.concatenate([p.reshape(-1) for p in parts])
+
+        name = joined_names([s.name or "" for s in sources if s is not None])
+        return self._add(("bias", *sources), name, (1, sum(sizes), fetch))
+
+    def _add(self, key: tuple[Any, ...], name: str, maker: Any) -> int:
+        if key not in self._index:
+            self._index[key] = len(self._makers)
+            self._makers.append((name, maker))
+        return self._index[key]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors in order; floats that no product reads stay row-major, a row for each token id."""
+        out = []
+        for index, (name, maker) in enumerate(self._makers):
+            if len(maker) == 3:
+                out.append(vector_tensor(name, *maker))
+                continue
+            parts, group_size = maker
+            dtype = parts[0].dtype
+            plain = index not in self._packed and dtype in (DType.F32, DType.BF16)
+            layout = Layout.ROW_MAJOR if plain else packing.PACKED[dtype]
+            out.append(packed_tensor(name, parts, layout, group_size))
+        return out
+
+
+def _behind_casts(value: ir.Value) -> ir.Value:
+    while not value.is_initializer():
+        node = value.producer()
+        if node is None or node.op_type != "Cast" or node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return value
+
+
+def joined_names(names: Sequence[str]) -> str:
+    """Return one name of several: "layers.0.q.weight", "layers.0.k.weight" -> "layers.0.q|k.weight"."""
+    parts = [name.split(".") for name in names]
+    lead, trail = 0, 0
+    shortest = min(map(len, parts))
+    while lead < shortest - 1 and len({p[lead] for p in parts}) == 1:
+        lead += 1
+    while trail < shortest - lead - 1 and len({p[-1 - trail] for p in parts}) == 1:
+        trail += 1
+    middle = "|".join(".".join(p[lead : len(p) - trail]) for p in parts)
+    return ".".join([*parts[0][:lead], middle, *parts[0][len(parts[0]) - trail :]])
