@@ -24,56 +24,77 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 
+class Work:
+    """The directory a build works in.
+
+    path : where to write
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.needed_bytes = 0
+        self.kept_old = False
+
+    def reserve(self, needed_bytes: int) -> None:
+        """Raise OutOfMemoryError if the disk has less than this; the number is also for later errors' text."""
+        self.needed_bytes = needed_bytes
+        if shutil.disk_usage(self.path).free < needed_bytes:
+            raise _no_space(self, "checked before the build")
+
+    def keep_old(self) -> None:
+        """Leave what is at the destination; nothing is replaced."""
+        self.kept_old = True
+
+
 @contextlib.contextmanager
-def replacing(out_dir: pathlib.Path, needed_bytes: int = 0) -> Iterator[pathlib.Path]:
+def replacing(out_dir: pathlib.Path) -> Iterator[Work]:
     """Give a fresh directory that takes the place of out_dir when the block ends without an error.
 
     out_dir : may be absent, empty, or an engine directory, which is replaced in one step (programs that have it open
         keep what they opened). Anything else is refused: nothing but engines is ever deleted.
-    needed_bytes : refused at once when the disk has less
     raises InvalidArgumentError for a destination that cannot be, BuildError while another build holds it,
         OutOfMemoryError when the disk is full. After an error or a kill, out_dir is as it was.
     """
-    out_dir = pathlib.Path(os.path.abspath(out_dir))  # noqa: PTH100 - resolve() would follow the last link too early
-    out_dir = out_dir.resolve() if out_dir.is_symlink() else out_dir
-    _check_destination(out_dir)
+    out_dir = destination(out_dir)
     with _lock(out_dir):
         _clean(out_dir)
-        _check_space(out_dir.parent, needed_bytes)
-        work = out_dir.parent / f"{_prefix(out_dir)}{os.getpid()}.new"
-        work.mkdir()
+        work = Work(out_dir.parent / f"{_prefix(out_dir)}{os.getpid()}.new")
+        work.path.mkdir()
         try:
-            with disk_errors(work, needed_bytes):
+            with _disk_errors(work):
                 yield work
-                sync_tree(work)
-                _swap(work, out_dir)
+                if not work.kept_old:
+                    sync_tree(work.path)
+                    _swap(work.path, out_dir)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(work.path, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def disk_errors(where: pathlib.Path, needed_bytes: int) -> Iterator[None]:
+def _disk_errors(work: Work) -> Iterator[None]:
     """Turn "no space left" of any write into OutOfMemoryError with the numbers."""
     try:
         yield
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-        raise _no_space(where, needed_bytes, error.strerror or "no space left") from error
+        raise _no_space(work, error.strerror or "no space left") from error
 
 
-def _no_space(where: pathlib.Path, needed_bytes: int, why: str) -> OutOfMemoryError:
-    free = shutil.disk_usage(where).free
+def _no_space(work: Work, why: str) -> OutOfMemoryError:
+    free = shutil.disk_usage(work.path).free
     return OutOfMemoryError(
-        f"the engine does not fit on the disk of {where.parent if where.name.endswith('.new') else where}: about "
-        f"{needed_bytes / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free ({why}); free some space, build fewer targets "
-        "at once, or give another -o"
+        f"the engine does not fit on the disk of {work.path.parent}: about {work.needed_bytes / 1e6:.0f} MB needed, "
+        f"{free / 1e6:.0f} MB free ({why}); free some space, build fewer targets at once, or give another -o"
     )
 
 
-def _check_space(parent: pathlib.Path, needed_bytes: int) -> None:
-    if shutil.disk_usage(parent).free < needed_bytes:
-        raise _no_space(parent, needed_bytes, "checked before the build")
+def destination(out_dir: pathlib.Path) -> pathlib.Path:
+    """Return out_dir as an absolute path, its parent made; InvalidArgumentError when no engine can go there."""
+    out_dir = pathlib.Path(os.path.abspath(out_dir))  # noqa: PTH100 - resolve() would follow the last link too early
+    out_dir = out_dir.resolve() if out_dir.is_symlink() else out_dir
+    _check_destination(out_dir)
+    return out_dir
 
 
 def _check_destination(out_dir: pathlib.Path) -> None:

@@ -204,10 +204,10 @@ class Manifest(Fields):
         raises EngineFileError for the first file that is missing, cut short or changed.
         """
         for entry in self.tokenizer.files:
-            self._check_file(entry, hashes=True, what="tokenizer file", fix=self._rebuild())
+            self.check_file(entry, hashes=True, what="tokenizer file", fix=self._rebuild())
         for name in self.targets if targets is None else targets:
             for entry in self.target(name).files:
-                self._check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
+                self.check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
 
     def _rebuild(self, name: str | None = None) -> str:
         targets = name or ",".join(self.targets)
@@ -216,7 +216,8 @@ class Manifest(Fields):
             f"plansmith build {self.checkpoint.path} -o {self.root} --target {targets} --force"
         )
 
-    def _check_file(self, entry: FileEntry, *, hashes: bool, what: str, fix: str) -> None:
+    def check_file(self, entry: FileEntry, *, hashes: bool, what: str, fix: str = "build it again") -> None:
+        """Check one file, as check_files does."""
         path = self.path(entry)
         try:
             size = path.stat().st_size if path.is_file() else None

@@ -18,9 +18,19 @@ from plansmith.runtime.manifest import MANIFEST_NAME
 
 def write(out: pathlib.Path, text: str) -> None:
     with engine_dir.replacing(out) as work:
-        (work / MANIFEST_NAME).write_text(text)
-        (work / "targets").mkdir()
-        (work / "targets" / "plan").write_text(text)
+        (work.path / MANIFEST_NAME).write_text(text)
+        (work.path / "targets").mkdir()
+        (work.path / "targets" / "plan").write_text(text)
+
+
+def test_keep_old(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "engine"
+    write(out, "1")
+    with engine_dir.replacing(out) as work:
+        (work.path / MANIFEST_NAME).write_text("2")
+        work.keep_old()
+    assert (out / MANIFEST_NAME).read_text() == "1"
+    assert litter(out) == []
 
 
 def litter(out: pathlib.Path) -> list[str]:
@@ -60,7 +70,7 @@ def test_error_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "engine"
     write(out, "1")
     with pytest.raises(KeyError), engine_dir.replacing(out) as work:
-        (work / MANIFEST_NAME).write_text("2")
+        (work.path / MANIFEST_NAME).write_text("2")
         raise KeyError("a failing target")
     assert (out / MANIFEST_NAME).read_text() == "1"
     assert litter(out) == []
@@ -90,7 +100,7 @@ def test_a_link_keeps_pointing(tmp_path: pathlib.Path) -> None:
 def test_two_builds_at_once(tmp_path: pathlib.Path) -> None:
     out = tmp_path / "engine"
     with engine_dir.replacing(out) as work:
-        (work / MANIFEST_NAME).write_text("1")
+        (work.path / MANIFEST_NAME).write_text("1")
         with pytest.raises(BuildError, match=f"another build .process {os.getpid()}. is writing"):
             write(out, "2")
         write(tmp_path / "other", "3")
@@ -99,8 +109,8 @@ def test_two_builds_at_once(tmp_path: pathlib.Path) -> None:
 
 def test_free_space_is_checked_first(tmp_path: pathlib.Path) -> None:
     refused = pytest.raises(OutOfMemoryError, match=r"1000000000000 MB needed.*MB free .checked before")
-    with refused, engine_dir.replacing(tmp_path / "engine", needed_bytes=10**18):
-        raise AssertionError("not reached")
+    with refused, engine_dir.replacing(tmp_path / "engine") as work:
+        work.reserve(10**18)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,10 +120,10 @@ from plansmith.builder import engine_dir
 out = pathlib.Path(sys.argv[1])
 while True:
     with engine_dir.replacing(out) as work:
-        (work / "targets").mkdir()
+        (work.path / "targets").mkdir()
         for n in range(20):
-            (work / "targets" / str(n)).write_bytes(b"x" * 5000)
-        (work / "manifest.json").write_text("20")
+            (work.path / "targets" / str(n)).write_bytes(b"x" * 5000)
+        (work.path / "manifest.json").write_text("20")
     print("done", flush=True)
 """
 
@@ -144,9 +154,10 @@ out = pathlib.Path(sys.argv[1])
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    with engine_dir.replacing(out, needed_bytes=1000) as work:
-        (work / "manifest.json").write_text("{}")
-        (work / "plan").write_bytes(b"x" * 8_000_000)
+    with engine_dir.replacing(out) as work:
+        work.reserve(1000)
+        (work.path / "manifest.json").write_text("{}")
+        (work.path / "plan").write_bytes(b"x" * 8_000_000)
 except OutOfMemoryError as error:
     print("refused:", error)
 """

@@ -1,0 +1,48 @@
+"""Content keys of targets: equal keys mean that compiling again would give the same plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+
+from .limits import Limits
+from .precision import Precision
+from .spec import DecoderSpec
+from .targets.registry import Target, compiler_version, compute_dtype
+
+_HERE = pathlib.Path(__file__).parent
+# Sources that every target's plan depends on; a compiler's own folder comes on top.
+_COMMON = ("spec.py", "limits.py", "precision.py", "checkpoint", "graph")
+
+
+@functools.cache
+def sources_digest(compiler: str) -> str:
+    """Return a hash over the builder's sources that a plan of this compiler depends on."""
+    digest = hashlib.sha256()
+    for name in (*_COMMON, f"targets/{compiler}"):
+        root = _HERE / name
+        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            digest.update(f"{path.relative_to(_HERE).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def target_key(target: Target, fingerprint: str, spec: DecoderSpec, recipe: Precision, limits: Limits) -> str:
+    """Return the sha256 over everything that goes into a target's plan.
+
+    fingerprint : of the checkpoint, over its config and weights. The tokenizer is no part of a plan.
+    """
+    content = {
+        "checkpoint": fingerprint,
+        "spec": dataclasses.asdict(spec),
+        "precision": dataclasses.asdict(recipe),
+        "limits": dataclasses.asdict(limits),
+        "target": dataclasses.asdict(target),
+        "compiler_version": compiler_version(target),
+        "compute": compute_dtype(target, spec, recipe),
+        "sources": sources_digest(target.compiler),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,221 @@
+"""From targets to plan files: the graph of each activation type, and the compiler of each target over it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from ..runtime.errors import Error, OutOfMemoryError
+from .build_report import LOG_TAIL_LINES, PeakMemory
+from .checkpoint import Checkpoint
+from .graph import build_graph
+from .limits import Limits
+from .precision import Precision
+from .targets.registry import Target, compiler_version, compute_dtype
+
+Progress = Callable[[str, str, int, int], None]
+"""Called as (target, phase, done, in all); in all is 0 where it is not known. May come from another thread."""
+
+# Room for what is no weight: tables, the graph itself, logs, the tokenizer.
+_SLACK_BYTES = 8 << 20
+
+
+def no_progress(target: str, phase: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileRequest:
+    """What the targets of a build share.
+
+    workers : GPU compilers side by side; None = as many as cores and memory allow
+    out : the destination, beside which the log of a failure is left
+    """
+
+    checkpoint: Checkpoint
+    recipe: Precision
+    limits: Limits
+    workers: int | None
+    out: pathlib.Path
+
+    def graph(self, compute: str) -> ir.Model:
+        """Return the graph with activations of a type; its weights are read when they are written."""
+        return build_graph(
+            self.checkpoint.spec, self.checkpoint.weights, self.recipe, self.limits, compute=compute
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a compiler gave: the plan's files and how it went."""
+
+    compiler: str
+    version: str
+    files: tuple[pathlib.Path, ...]
+    flags: tuple[str, ...]
+    seconds: float
+    peak_rss_bytes: int
+    weight_bytes: dict[str, int]
+    warnings: tuple[str, ...] = ()
+    log_tail: tuple[str, ...] = ()
+
+
+def compile_targets(
+    request: CompileRequest,
+    targets: Sequence[Target],
+    work: pathlib.Path,
+    progress: Progress = no_progress,
+    keep_going: bool = False,
+) -> Iterator[tuple[Target, Compiled | Error]]:
+    """Compile each target into work/targets/<name>; yield what came of it.
+
+    keep_going : yield the error of a target that fails and go on; without it the first error is raised
+
+    The cpu target comes first: it takes seconds, and what is wrong with a checkpoint shows there.
+    """
+    for target in targets:
+        (work / "targets" / target.name).mkdir(parents=True)
+    for target in targets:
+        if target.compiler == "cpu":
+            yield (
+                target,
+                _attempt(functools.partial(_compile_cpu, request, target, work, progress), keep_going),
+            )
+    gpus = [target for target in targets if target.compiler == "rtx"]
+    if gpus:
+        yield from _compile_rtx(request, gpus, work, progress, keep_going)
+
+
+def _attempt(body: Callable[[], Compiled], keep_going: bool) -> Compiled | Error:
+    try:
+        return body()
+    except Error as error:
+        if not keep_going or isinstance(error, OutOfMemoryError):
+            raise
+        return error
+
+
+def _compile_cpu(request: CompileRequest, target: Target, work: pathlib.Path, progress: Progress) -> Compiled:
+    from .targets.cpu import compile_plan
+
+    plan = work / "targets" / target.name / "model.plan"
+    spec = request.checkpoint.spec
+    model = request.graph(compute_dtype(target, spec, request.recipe))
+
+    def step(tensor: str, done: int, total: int) -> None:
+        progress(target.name, f"packing {tensor}", done, total)
+
+    with PeakMemory() as peak:
+        statistics = compile_plan(model, spec, request.limits, plan, progress=step)
+    lines = (
+        f"{statistics['ops']} ops, {statistics['tensors']} tensors, {statistics['plan_bytes']} bytes",
+        *(f"op {name}: {count}" for name, count in sorted(statistics["ops_by_code"].items())),
+        *(f"weights {name}: {size} bytes" for name, size in sorted(statistics["bytes_by_dtype"].items())),
+    )
+    plan.with_name("build.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Compiled(
+        compiler="plansmith-cpu",
+        version=compiler_version(target),
+        files=(plan,),
+        flags=(),
+        seconds=statistics["seconds"],
+        peak_rss_bytes=peak.bytes,
+        weight_bytes=_plain_names(statistics["bytes_by_dtype"]),
+        log_tail=lines[:LOG_TAIL_LINES],
+    )
+
+
+def _compile_rtx(
+    request: CompileRequest,
+    targets: Sequence[Target],
+    work: pathlib.Path,
+    progress: Progress,
+    keep_going: bool,
+) -> Iterator[tuple[Target, Compiled | Error]]:
+    """Compile the GPU targets side by side; with keep_going, one by one after a failure."""
+    from .targets.rtx.compile import COMPILER, RtxResult, tail
+    from .targets.rtx.schedule import CompileJob, compile_many
+
+    spec = request.checkpoint.spec
+    models = {t.name: compute_dtype(t, spec, request.recipe) for t in targets}
+    graphs = {compute: request.graph(compute) for compute in set(models.values())}
+
+    def job(target: Target) -> CompileJob:
+        def step(phase: str, done: int, total: int) -> None:
+            progress(target.name, phase, done, total)
+
+        plan = work / "targets" / target.name / "model.plan"
+        # Beside the destination, so that the log of a failure outlives the work directory.
+        log = failure_log(request.out, target.name)
+        return CompileJob(graphs[models[target.name]], request.limits, spec, target.name, plan, log, step)
+
+    def compiled(target: Target, result: RtxResult) -> Compiled:
+        folder = work / "targets" / target.name
+        log = failure_log(request.out, target.name)
+        lines = tuple(tail(log, LOG_TAIL_LINES))
+        (folder / "build.log").write_bytes(log.read_bytes())
+        log.unlink()
+        return Compiled(
+            compiler=COMPILER,
+            version=result.version,
+            files=(folder / "model.plan",),
+            flags=result.flags,
+            seconds=result.seconds,
+            peak_rss_bytes=result.peak_rss_bytes,
+            weight_bytes=weight_bytes(graphs[models[target.name]]),
+            warnings=result.warnings,
+            log_tail=lines,
+        )
+
+    try:
+        results = compile_many([job(t) for t in targets], request.workers)
+    except Error:
+        if not keep_going:
+            raise
+        for target in targets:
+            yield target, _attempt(lambda t=target: compiled(t, compile_many([job(t)])[0]), True)  # type: ignore[misc]
+    else:
+        for target, result in zip(targets, results, strict=True):
+            yield target, compiled(target, result)
+
+
+def failure_log(out: pathlib.Path, target: str) -> pathlib.Path:
+    """Return where a GPU compiler's log goes; it stays there when the compile fails."""
+    return out.with_name(f"{out.name}.{target}.log")
+
+
+def weight_bytes(model: ir.Model) -> dict[str, int]:
+    """Return the bytes of a graph's weights by type; none is read."""
+    sizes: collections.Counter[str] = collections.Counter()
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            sizes[value.const_value.dtype.name.lower()] += value.const_value.nbytes
+    return _plain_names(sizes)
+
+
+def _plain_names(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes under numpy's names of types: ONNX and the cpu plan have their own."""
+    names = {"float": "float32", "f32": "float32", "bf16": "bfloat16", "i8": "int8", "i4": "int4"}
+    return dict(sorted((names.get(name, name), size) for name, size in sizes.items()))
+
+
+def needed_bytes(request: CompileRequest, targets: Sequence[Target]) -> int:
+    """Return about how much disk the targets take while they are built: plans, and GPU graphs with their weights."""
+    spec = request.checkpoint.spec
+    total = _SLACK_BYTES
+    exported = set()
+    for target in targets:
+        compute = compute_dtype(target, spec, request.recipe)
+        sizes = weight_bytes(request.graph(compute))
+        if target.compiler == "cpu":
+            sizes["float16"] = 2 * sizes.get("float16", 0)  # held as float32
+        elif compute not in exported:
+            exported.add(compute)
+            total += sum(sizes.values())
+        total += sum(sizes.values())
+    return total

@@ -1,0 +1,155 @@
+"""From a build to its manifest."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import pathlib
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..runtime.manifest import (
+    SCHEMA_VERSION,
+    CheckpointEntry,
+    GraphContractEntry,
+    LimitsEntry,
+    Manifest,
+    ModelEntry,
+    TargetEntry,
+    TensorEntry,
+    TokenizerEntry,
+)
+from .build_report import host
+from .engine_dir import describe_file
+from .graph import contract
+from .limits import Limits
+from .precision import Precision
+from .spec import DecoderSpec, weight_shapes
+from .targets.registry import Target, activation_quantization, compute_dtype
+from .targets.rtx import contract as rtx_contract
+
+if TYPE_CHECKING:
+    from .build import BuildPlan
+    from .compile import Compiled
+
+_PACKED_INPUTS = {
+    contract.INPUT_IDS: ("T",),
+    contract.POSITION_IDS: ("T",),
+    contract.QUERY_LENS: ("B",),
+    contract.KV_LENS: ("B",),
+    contract.CU_QUERY_LENS: ("B+1",),
+    contract.BLOCK_TABLE: ("B", "MB"),
+    contract.LOGITS_ROWS: ("R",),
+}
+
+
+def make_manifest(
+    plan: BuildPlan, fingerprint: str, tokenizer: TokenizerEntry, targets: dict[str, TargetEntry]
+) -> Manifest:
+    """Return the manifest of an engine."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        plansmith_version=__version__,
+        created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        host=host(),
+        model=model_entry(plan.checkpoint.spec),
+        precision=plan.recipe.name,
+        limits=limits_entry(plan.limits),
+        tokenizer=tokenizer,
+        graph_contract=_contract_entry(),
+        checkpoint=CheckpointEntry(path=_printable(plan.checkpoint.path), fingerprint=fingerprint),
+        targets=targets,
+    )
+
+
+def _printable(path: pathlib.Path) -> str:
+    text = str(path.absolute())
+    return text if text.isprintable() else text.encode("ascii", "backslashreplace").decode()
+
+
+def model_entry(spec: DecoderSpec) -> ModelEntry:
+    """Return what the manifest says of a model."""
+    return ModelEntry(
+        family=spec.family,
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        max_position_embeddings=spec.max_position_embeddings,
+        windows=tuple(layer.window for layer in spec.layers),
+        num_parameters=sum(math.prod(shape) for shape in weight_shapes(spec).values()),
+        dtype=spec.dtype,
+        bos_token_id=spec.bos_token_id,
+        eos_token_ids=tuple(spec.eos_token_ids),
+        pad_token_id=spec.pad_token_id,
+    )
+
+
+def limits_entry(limits: Limits) -> LimitsEntry:
+    """Return what the manifest says of the limits."""
+    return LimitsEntry(
+        max_batch_size=limits.max_batch_size,
+        max_num_tokens=limits.max_num_tokens,
+        max_input_len=limits.max_input_len,
+        max_seq_len=limits.max_seq_len,
+        max_beam_width=limits.max_beam_width,
+        tokens_per_block=limits.tokens_per_block,
+        kv_cache_type=limits.kv_cache_type,
+    )
+
+
+def _contract_entry() -> GraphContractEntry:
+    return GraphContractEntry(
+        version=contract.VERSION,
+        inputs=tuple(_PACKED_INPUTS),
+        outputs=(contract.LOGITS,),
+        pool_inputs=_patterns(contract.k_pool(0), contract.v_pool(0)),
+        pool_outputs=_patterns(contract.k_pool_out(0), contract.v_pool_out(0)),
+    )
+
+
+def _patterns(*names: str) -> tuple[str, ...]:
+    return tuple(name.replace(".0", ".{layer}") for name in names)
+
+
+def target_entry(
+    target: Target, plan: BuildPlan, result: Compiled, key: str, work: pathlib.Path
+) -> TargetEntry:
+    """Return what the manifest says of a target whose files lie below `work`."""
+    spec, recipe = plan.checkpoint.spec, plan.recipe
+    compute = compute_dtype(target, spec, recipe)
+    rectangular = target.compiler == "rtx"
+    return TargetEntry(
+        compiler=result.compiler,
+        compiler_version=result.version,
+        sm=target.sm,
+        token_layout=rtx_contract.TOKEN_LAYOUT if rectangular else "packed",
+        row_alignment=rtx_contract.ROW_ALIGNMENT if rectangular else "none",
+        compute_dtype=compute,
+        kv_dtype=compute,
+        activation_quantization=activation_quantization(target, recipe),
+        inputs=_inputs(target, spec, plan.limits, recipe),
+        files=tuple(describe_file(work, path) for path in result.files),
+        flags=result.flags,
+        key=key,
+        seconds=round(result.seconds, 3),
+    )
+
+
+def _inputs(target: Target, spec: DecoderSpec, limits: Limits, recipe: Precision) -> tuple[TensorEntry, ...]:
+    """Return what a plan takes besides the pools."""
+    if target.compiler != "rtx":
+        return tuple(
+            TensorEntry(name=name, dtype="int32", dims=dims) for name, dims in _PACKED_INPUTS.items()
+        )
+    inputs = rtx_contract.plan_inputs(spec, limits, compute_dtype(target, spec, recipe))
+    return tuple(
+        TensorEntry(name=one.name, dtype=one.dtype, dims=tuple(map(str, one.dims)))
+        for one in inputs
+        if "_pool." not in one.name
+    )
