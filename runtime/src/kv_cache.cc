@@ -1,1 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kv_cache.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "status.h"
+
+namespace plansmith {
+namespace {
+
+[[noreturn]] void Broken(const std::string& what) {
+  throw StatusError(PSM_ERROR_INTERNAL, "KV cache: " + what);
+}
+
+}  // namespace
+
+KvCache::KvCache(int32_t num_blocks, int32_t tokens_per_block)
+    : tokens_per_block_(tokens_per_block), ref_counts_(static_cast<size_t>(num_blocks), 0) {
+  free_.reserve(ref_counts_.size());
+  for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
+}
+
+int32_t KvCache::BlocksInBytes(uint64_t kv_cache_bytes, uint64_t kv_bytes_per_block) {
+  const uint64_t n = kv_cache_bytes / kv_bytes_per_block;
+  if (n == 0) {
+    throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
+                      Format("kv_cache_bytes is %llu, one KV block takes %llu; give at least that "
+                             "(or 0 for the default)",
+                             static_cast<unsigned long long>(kv_cache_bytes),
+                             static_cast<unsigned long long>(kv_bytes_per_block)));
+  }
+  return static_cast<int32_t>(
+      std::min<uint64_t>(n, static_cast<uint64_t>(std::numeric_limits<int32_t>::max())));
+}
+
+int32_t KvCache::Take() {
+  const int32_t block = free_.back();
+  free_.pop_back();
+  ref_counts_[static_cast<size_t>(block)] = 1;
+  ++num_allocations_;
+  return block;
+}
+
+void KvCache::Drop(int32_t block) {
+  int32_t& count = ref_counts_[static_cast<size_t>(block)];
+  if (count <= 0) Broken(Format("block %d is released but nobody holds it", block));
+  if (--count == 0) free_.push_back(block);
+}
+
+int32_t KvCache::Extend(KvSequence* sequence, int64_t num_positions) {
+  const int32_t added = BlocksFor(num_positions) - static_cast<int32_t>(sequence->blocks.size());
+  if (added <= 0) return 0;
+  if (added > num_free()) {
+    Broken(Format("%d blocks wanted, %d free: the scheduler did not check", added, num_free()));
+  }
+  for (int32_t i = 0; i < added; ++i) sequence->blocks.push_back(Take());
+  return added;
+}
+
+void KvCache::Release(KvSequence* sequence) {
+  // From the back: the stack then hands the blocks out again in position order.
+  while (!sequence->blocks.empty()) {
+    Drop(sequence->blocks.back());
+    sequence->blocks.pop_back();
+  }
+}
+
+void KvCache::CheckInvariants(const std::vector<const KvSequence*>& sequences) const {
+  std::vector<int32_t> references(ref_counts_.size(), 0);
+  for (const KvSequence* sequence : sequences) {
+    for (int32_t block : sequence->blocks) {
+      if (block < 0 || block >= num_blocks()) Broken(Format("no such block: %d", block));
+      ++references[static_cast<size_t>(block)];
+    }
+  }
+  std::vector<bool> is_free(ref_counts_.size(), false);
+  for (int32_t block : free_) {
+    if (is_free[static_cast<size_t>(block)]) Broken(Format("block %d is free twice", block));
+    is_free[static_cast<size_t>(block)] = true;
+  }
+  for (size_t b = 0; b < ref_counts_.size(); ++b) {
+    if (references[b] != ref_counts_[b]) {
+      Broken(Format("block %zu has count %d and %d holders", b, ref_counts_[b], references[b]));
+    }
+    if (is_free[b] != (ref_counts_[b] == 0)) {
+      Broken(Format("block %zu has count %d but is %s", b, ref_counts_[b],
+                    is_free[b] ? "free" : "neither free nor held"));
+    }
+  }
+}
+
+}  // namespace plansmith

@@ -1,1 +1,316 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "rng.h"
+#include "status.h"
+
+namespace plansmith {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr int32_t kLanes = 16;  // four SSE or two AVX registers: enough to hide the latency of max
+constexpr int32_t kBlock = 1024;  // floats searched again for the index of the maximum
+
+float BlockMax(const float* x, int32_t n, bool* has_nan) {
+  float lane_max[kLanes];
+  int32_t lane_nan[kLanes] = {};
+  std::fill(lane_max, lane_max + kLanes, kNegInf);
+  int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int32_t j = 0; j < kLanes; ++j) {
+      lane_max[j] = x[i + j] > lane_max[j] ? x[i + j] : lane_max[j];
+      lane_nan[j] |= x[i + j] != x[i + j];
+    }
+  }
+  for (int32_t j = 0; i + j < n; ++j) {
+    lane_max[j] = x[i + j] > lane_max[j] ? x[i + j] : lane_max[j];
+    lane_nan[j] |= x[i + j] != x[i + j];
+  }
+  for (int32_t nan : lane_nan) *has_nan |= nan != 0;
+  return *std::max_element(lane_max, lane_max + kLanes);
+}
+
+// Sum in double, in an order that depends on n alone.
+double Sum(const float* x, int32_t n) {
+  double lanes[kLanes] = {};
+  int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int32_t j = 0; j < kLanes; ++j) lanes[j] += static_cast<double>(x[i + j]);
+  }
+  for (int32_t j = 0; i + j < n; ++j) lanes[j] += static_cast<double>(x[i + j]);
+  double sum = 0.0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
+[[noreturn]] void BadLogits(const float* logits, int32_t vocab_size, const Request& request) {
+  int32_t id = 0;
+  while (id + 1 < vocab_size && !std::isnan(logits[id]) &&
+         !(std::isinf(logits[id]) && logits[id] > 0))
+    ++id;
+  throw StatusError(PSM_ERROR_EXECUTOR,
+                    Format("the executor gave the logit %f to token %d for output %d of request "
+                           "%llu; finite values (or -inf) "
+                           "are wanted: check the plan's weights and precision",
+                           static_cast<double>(logits[id]), id, request.num_output(),
+                           static_cast<unsigned long long>(request.id)));
+}
+
+// Whether the history ends with the first n ids of `word`.
+bool EndsWith(const Request& request, const int32_t* word, int32_t n) {
+  return n <= request.num_tokens() && std::equal(word, word + n, request.tokens.end() - n);
+}
+
+void Penalize(const Request& request, float* l) {
+  const SamplingParams& p = request.params;
+  for (const TokenCounts::Entry& entry : request.counts.entries()) {
+    float& x = l[entry.token];
+    x = x > 0.0f ? x / p.repetition_penalty : x * p.repetition_penalty;
+    if (entry.num_output > 0) {
+      x -= p.presence_penalty + p.frequency_penalty * static_cast<float>(entry.num_output);
+    }
+  }
+}
+
+}  // namespace
+
+float ExpNonPositive(float x) {
+  // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to the nearest integer. ln 2 in
+  // two parts, the first with few enough bits that n times it is exact. The polynomial is the
+  // Taylor series to r^6 / 6!: its next term is below 1.3e-7 of the result.
+  const float clamped = x > -87.0f ? x : -87.0f;
+  const float shifted = clamped * 1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return x > -87.0f ? p * scale : 0.0f;
+}
+
+int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan) {
+  *max = kNegInf;
+  *has_nan = false;
+  int32_t best_block = 0;
+  for (int32_t begin = 0; begin < n; begin += kBlock) {
+    const float block_max = BlockMax(x + begin, std::min(kBlock, n - begin), has_nan);
+    if (block_max > *max) {  // strictly: the first block wins a tie
+      *max = block_max;
+      best_block = begin;
+    }
+  }
+  int32_t idx = best_block;
+  while (idx < n - 1 && x[idx] != *max) ++idx;
+  return idx;
+}
+
+Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
+  const size_t n = static_cast<size_t>(vocab_size);
+  adjusted_.resize(n);
+  z_.resize(n);
+  weights_.resize(n);
+  candidates_.resize(n);
+}
+
+void Sampler::Draw(const float* logits, const Request& request, Sample* out) {
+  const SamplingParams& params = request.params;
+  float raw_max;
+  bool has_nan;
+  const int32_t raw_best = ArgMax(logits, vocab_size_, &raw_max, &has_nan);
+  if (has_nan || raw_max == std::numeric_limits<float>::infinity()) {
+    BadLogits(logits, vocab_size_, request);
+  }
+  const float* adjusted = Adjust(logits, request);
+  float max = raw_max;
+  int32_t best = raw_best;
+  if (adjusted != logits) best = ArgMax(adjusted, vocab_size_, &max, &has_nan);
+  if (max == std::numeric_limits<float>::infinity()) {
+    throw StatusError(
+        PSM_ERROR_INVALID_ARGUMENT,
+        Format("request %llu: penalties and logit_bias drive token %d beyond float32 at output %d; "
+               "use "
+               "smaller ones",
+               static_cast<unsigned long long>(request.id), best, request.num_output()));
+  }
+  if (max == kNegInf) {
+    throw StatusError(
+        PSM_ERROR_INVALID_ARGUMENT,
+        Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words or "
+               "min_tokens",
+               static_cast<unsigned long long>(request.id), request.num_output()));
+  }
+  out->token = params.greedy()
+                   ? best
+                   : DrawFrom(adjusted, max, params,
+                              UniformAt(params.seed, static_cast<uint32_t>(request.num_output())));
+  out->num_top = 0;
+  if (params.num_logprobs > 0) LogProbs(logits, raw_max, params.num_logprobs, out);
+}
+
+// The logits after everything that changes single entries; `logits` itself when nothing does.
+const float* Sampler::Adjust(const float* logits, const Request& request) {
+  const SamplingParams& p = request.params;
+  const bool below_min_tokens = request.num_output() < p.min_tokens && !p.end_ids.empty();
+  if (!p.has_penalties() && p.logit_bias.empty() && p.bad_words.size() == 0 && !below_min_tokens)
+    return logits;
+
+  float* l = adjusted_.data();
+  std::copy(logits, logits + vocab_size_, l);
+  if (p.has_penalties()) Penalize(request, l);
+  for (const auto& [id, bias] : p.logit_bias) l[id] += bias;
+  for (size_t i = 0; i < p.bad_words.size(); ++i) {
+    const auto [word, n] = p.bad_words.word(i);
+    if (EndsWith(request, word, n - 1)) l[word[n - 1]] = kNegInf;
+  }
+  if (below_min_tokens) {
+    for (int32_t id : p.end_ids) l[id] = kNegInf;
+  }
+  return l;
+}
+
+int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& params, double u) {
+  const float temperature = params.temperature;
+  float* z = z_.data();
+  // Relative to the best first: a small temperature cannot overflow then.
+  for (int32_t i = 0; i < vocab_size_; ++i) z[i] = (logits[i] - max) / temperature;
+  const bool cut_k = params.top_k > 0 && params.top_k < vocab_size_;
+  const bool cut_p = params.top_p < 1.0f;
+  if (!cut_k && !cut_p) return DrawByWalk(params.min_p, u);
+
+  size_t n = cut_k ? KeepTopK(params.top_k) : KeepAll(params.top_p);
+  if (cut_k && !cut_p) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
+  if (cut_p) {
+    double total = 0.0;
+    if (cut_k) {
+      std::sort(candidates_.begin(), candidates_.begin() + n, Better);
+      for (size_t i = 0; i < n; ++i) total += static_cast<double>(ExpNonPositive(candidates_[i].z));
+    } else {
+      total = Sum(weights_.data(), vocab_size_);
+    }
+    n = KeepTopP(n, total, params.top_p);
+  }
+  while (n > 1 && ExpNonPositive(candidates_[n - 1].z) < params.min_p) --n;
+
+  double total = 0.0;
+  for (size_t i = 0; i < n; ++i) total += static_cast<double>(ExpNonPositive(candidates_[i].z));
+  double left = u * total;
+  for (size_t i = 0; i + 1 < n; ++i) {
+    left -= static_cast<double>(ExpNonPositive(candidates_[i].z));
+    if (left < 0.0) return candidates_[i].id;
+  }
+  return candidates_[n - 1].id;
+}
+
+// No top_k and no top_p: walk the vocabulary in its own order, nothing needs sorting.
+int32_t Sampler::DrawByWalk(float min_p, double u) {
+  const float* z = z_.data();
+  float* w = weights_.data();
+  for (int32_t i = 0; i < vocab_size_; ++i) {
+    const float e = ExpNonPositive(z[i]);
+    w[i] = e < min_p ? 0.0f : e;
+  }
+  double left = u * Sum(w, vocab_size_);
+  int32_t last = 0;
+  for (int32_t i = 0; i < vocab_size_; ++i) {
+    if (w[i] == 0.0f)
+      continue;  // what cannot be drawn must not catch the rounding of the last subtraction
+    left -= static_cast<double>(w[i]);
+    last = i;
+    if (left < 0.0) break;
+  }
+  return last;
+}
+
+// The top_k best into candidates_, in no order. One pass over V with a threshold that rises
+// whenever the buffer fills.
+size_t Sampler::KeepTopK(int32_t top_k) {
+  const size_t k = static_cast<size_t>(top_k);
+  const size_t capacity = std::min(candidates_.size(), 2 * k + 256);
+  const auto begin = candidates_.begin();
+  size_t n = 0;
+  float threshold = kNegInf;
+  for (int32_t i = 0; i < vocab_size_; ++i) {
+    // Forbidden tokens never qualify; an equal value with a higher id loses to those kept.
+    if (!(z_[i] > threshold)) continue;
+    if (n == capacity) {
+      std::nth_element(begin, begin + k - 1, begin + n, Better);
+      n = k;
+      threshold = candidates_[k - 1].z;
+      if (!(z_[i] > threshold)) continue;
+    }
+    candidates_[n++] = {z_[i], i};
+  }
+  if (n > k) {
+    std::nth_element(begin, begin + k - 1, begin + n, Better);
+    n = k;
+  }
+  return n;
+}
+
+// For top_p without top_k: weights_ of all, and as candidates those that can be in the nucleus.
+// Tokens below (1 - top_p) / V of the whole add up to less than 1 - top_p, so the nucleus is
+// reached without them; usually a few hundred remain to be ordered.
+size_t Sampler::KeepAll(float top_p) {
+  for (int32_t i = 0; i < vocab_size_; ++i) weights_[i] = ExpNonPositive(z_[i]);
+  const double total = Sum(weights_.data(), vocab_size_);
+  // Half of the bound, for what rounding takes.
+  const float floor =
+      static_cast<float>(0.5 * (1.0 - static_cast<double>(top_p)) * total / vocab_size_);
+  size_t n = 0;
+  for (int32_t i = 0; i < vocab_size_; ++i) {
+    const float w = weights_[i];
+    if (w > 0.0f && w >= floor) candidates_[n++] = {z_[i], i};
+  }
+  return n;
+}
+
+// The smallest set of best candidates whose weight reaches top_p of `total` (at least one), in
+// order. Orders 128, 256,
+// ... at a time: the nucleus is mostly small.
+size_t Sampler::KeepTopP(size_t n, double total, float top_p) {
+  const double wanted = static_cast<double>(top_p) * total;
+  const auto begin = candidates_.begin();
+  double sum = 0.0;
+  for (size_t ordered = 0, batch = 128; ordered < n; batch *= 2) {
+    const size_t end = std::min(n, ordered + batch);
+    std::partial_sort(begin + ordered, begin + end, begin + n, Better);
+    for (; ordered < end; ++ordered) {
+      sum += static_cast<double>(ExpNonPositive(candidates_[ordered].z));
+      if (sum >= wanted) return ordered + 1;
+    }
+  }
+  return n;
+}
+
+void Sampler::LogProbs(const float* logits, float max, int32_t num_logprobs, Sample* out) {
+  for (int32_t i = 0; i < vocab_size_; ++i) {
+    weights_[i] = ExpNonPositive(logits[i] - max);
+  }
+  const double log_sum = std::log(Sum(weights_.data(), vocab_size_)) + static_cast<double>(max);
+  const auto logprob = [&](int32_t id) {
+    return static_cast<float>(static_cast<double>(logits[id]) - log_sum);
+  };
+  out->logprob = logprob(out->token);
+  std::copy(logits, logits + vocab_size_, z_.begin());
+  const size_t n = KeepTopK(std::min(num_logprobs, vocab_size_));
+  std::sort(candidates_.begin(), candidates_.begin() + n, Better);
+  out->num_top = static_cast<int32_t>(n);
+  for (size_t i = 0; i < n; ++i) {
+    out->top_ids[i] = candidates_[i].id;
+    out->top_logprobs[i] = logprob(candidates_[i].id);
+  }
+}
+
+}  // namespace plansmith

@@ -186,8 +186,15 @@ PSM_API void psm_engine_options_init(psm_engine_options* options);
 PSM_API psm_status psm_engine_create(const psm_executor* executor, const psm_engine_options* options,
                                      psm_engine** out);
 
-/* Stop: fails what is running with PSM_ERROR_SHUTDOWN, waits for the step in progress, closes the executor. NULL is
- * fine. No other call on the engine may be in progress or follow. */
+/* Stop serving but keep the engine: new requests are refused with PSM_ERROR_SHUTDOWN, the step in progress is waited
+ * for, every unfinished request gets a FAILED event with PSM_ERROR_SHUTDOWN, and pollers wake. Events stay pollable;
+ * once they are taken psm_engine_poll returns PSM_ERROR_SHUTDOWN. Blocks for one step at most. Any thread; again is
+ * fine. */
+PSM_API psm_status psm_engine_shutdown(psm_engine* engine);
+
+/* psm_engine_shutdown, then close the executor and free the engine with the events nobody took. NULL is fine. No other
+ * call on the engine may be in progress or follow: to stop threads that poll, call psm_engine_shutdown first and join
+ * them. */
 PSM_API void psm_engine_destroy(psm_engine* engine);
 
 /* The executor's description with the engine's narrowed limits. Any thread. */
