@@ -61,6 +61,12 @@ def plan_build(
     return BuildPlan(opened, tuple(found), recipe, made)
 
 
+def needed_disk(plan: BuildPlan, out_dir: str | pathlib.Path) -> int:
+    """Return about how many bytes of disk the build takes, if none of its targets is there already."""
+    request = CompileRequest(plan.checkpoint, plan.recipe, plan.limits, None, pathlib.Path(out_dir))
+    return needed_bytes(request, plan.targets)
+
+
 def build_engine(
     plan: BuildPlan,
     out_dir: str | pathlib.Path,

@@ -179,7 +179,7 @@ class Manifest(Fields):
             return self.targets[name]
         raise EngineFileError(
             f"{self.root} has no target {name!r}, only {', '.join(self.targets) or 'none'}; add it with: "
-            f"plansmith build {self.checkpoint.path} -o {self.root} --target {name} --precision {self.precision}"
+            + self.build_command(name)
         )
 
     def path(self, entry: FileEntry) -> pathlib.Path:
@@ -209,13 +209,37 @@ class Manifest(Fields):
             for entry in self.target(name).files:
                 self.check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
 
+    def build_command(self, targets: str) -> str:
+        """Return the command that builds `targets` into this directory, at its precision and limits."""
+        limits = self.limits
+        return (
+            f"plansmith build {self.checkpoint.path} -o {self.root} --target {targets} --precision {self.precision} "
+            f"--max-batch-size {limits.max_batch_size} --max-num-tokens {limits.max_num_tokens} "
+            f"--max-input-len {limits.max_input_len} --max-seq-len {limits.max_seq_len} "
+            f"--tokens-per-block {limits.tokens_per_block}"
+        )
+
+    def _rebuild(self, name: str | None = None) -> str:
+        command = self.build_command(name or ",".join(self.targets))
+        return f"copy the engine again, or rebuild with: {command} --force"
+
+    def check_files(self, targets: Iterable[str] | None = None, *, hashes: bool = False) -> None:
+        """Check that the files are there whole: sizes always, contents too with hashes.
+
+        targets : names to look at, all when None. The tokenizer's contents are always compared: it is small, and
+            another tokenizer beside the same weights gives fluent nonsense instead of an error.
+        raises EngineFileError for the first file that is missing, cut short or changed.
+        """
+        for entry in self.tokenizer.files:
+            self.check_file(entry, hashes=True, what="tokenizer file", fix=self._rebuild())
+        for name in self.targets if targets is None else targets:
+            for entry in self.target(name).files:
+                self.check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
+
     def _rebuild(self, name: str | None = None) -> str:
         targets = name or ",".join(self.targets)
         return (
-            "copy the engine again, or rebuild with: "
-            f"plansmith build {self.checkpoint.path} -o {self.root} --target {targets} --force"
-        )
-
+XX
     def check_file(self, entry: FileEntry, *, hashes: bool, what: str, fix: str = "build it again") -> None:
         """Check one file, as check_files does."""
         path = self.path(entry)

@@ -254,7 +254,7 @@ def test_file_missing_truncated_flipped(root: pathlib.Path) -> None:
     with pytest.raises(EngineFileError, match="was cut short or replaced"):
         manifest.check_files()
     plan.unlink()
-    with pytest.raises(EngineFileError, match=r"model\.plan is missing.*--target cpu --force"):
+    with pytest.raises(EngineFileError, match=r"model\.plan is missing.*--target cpu .*--force"):
         manifest.check_files()
     manifest.check_files(targets=[])
 

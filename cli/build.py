@@ -1,0 +1,147 @@
+"""`plansmith build`: a checkpoint in, an engine directory out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._output import BuildProgress, print_json, size_text
+
+if TYPE_CHECKING:
+    from ..builder.build import BuildPlan
+    from ..builder.build_report import BuildReport
+
+_LIMITS = "Limits (trtllm-build's names)"
+
+
+def build(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="A Hugging Face directory or a .gguf file.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", "--output-dir", help="The engine directory to write or add to.")
+    ] = Path("engine_outputs"),
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-t", "--target", help="What to build for, with commas between or repeated: cpu, sm89, rtx, ..."
+        ),
+    ] = None,
+    precision: Annotated[
+        str, typer.Option("-p", "--precision", help="auto (the checkpoint's), fp32, fp16, bf16, int8, int4")
+    ] = "auto",
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Sequences in a step. Default 64.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option(help="Packed tokens in a step. Default 2048.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_input_len: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt. Default max_seq_len.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of prompt and output. Default: the model's, at most 4096.", rich_help_panel=_LIMITS
+        ),
+    ] = None,
+    max_beam_width: Annotated[
+        int | None, typer.Option(help="Only 1 in this version.", rich_help_panel=_LIMITS)
+    ] = None,
+    tokens_per_block: Annotated[
+        int | None, typer.Option(help="Positions in a KV block. Default 32.", rich_help_panel=_LIMITS)
+    ] = None,
+    kv_cache_type: Annotated[
+        str | None, typer.Option(help="Only 'paged' in this version.", rich_help_panel=_LIMITS)
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compile again, and replace an engine of another model.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="When a target fails, still write the others.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="GPU compilers side by side. Default: one a core, as memory allows."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, compile nothing.")] = False,
+    checkpoint_dir: Annotated[Path | None, typer.Option(help="The same as CHECKPOINT.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Compile a checkpoint into an engine directory.
+
+    Targets whose inputs have not changed are kept; new ones are added to an engine that is there.
+    """
+    from ..builder.build import build_engine, plan_build
+
+    if (checkpoint is None) == (checkpoint_dir is None):
+        raise typer.BadParameter("give one checkpoint, as CHECKPOINT or as --checkpoint-dir")
+    limits = {
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": max_num_tokens,
+        "max_input_len": max_input_len,
+        "max_seq_len": max_seq_len,
+        "max_beam_width": max_beam_width,
+        "tokens_per_block": tokens_per_block,
+        "kv_cache_type": kv_cache_type,
+    }
+    source = checkpoint or checkpoint_dir
+    assert source is not None
+    plan = plan_build(source, target or ["cpu"], precision=precision, limits=limits)
+    if dry_run:
+        _print_plan(plan, output, as_json)
+        return
+    with BuildProgress(quiet=as_json) as progress:
+        report = build_engine(
+            plan, output, force=force, keep_going=keep_going, workers=workers, progress=progress
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_report(report)
+
+
+def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:
+    """Say what a build would do."""
+    from ..builder.build import needed_disk
+
+    facts: dict[str, Any] = {
+        "engine_dir": str(output),
+        "checkpoint": str(plan.checkpoint.path),
+        "model": plan.checkpoint.describe(),
+        "precision": plan.recipe.name,
+        "limits": dataclasses.asdict(plan.limits),
+        "targets": [one.name for one in plan.targets],
+        "needed_disk_bytes": needed_disk(plan, output),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        shown = ", ".join(shown) if isinstance(shown, list) else shown
+        print(f"{name.replace('_', ' ')}: {shown}")
+
+
+def _print_report(report: BuildReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{report.engine_dir}  ({report.precision}, {report.seconds:.1f} s)", title_justify="left"
+    )
+    for column in ("target", "status", "time", "plan", "peak memory", "compiler"):
+        table.add_column(column, justify="right" if column in ("time", "plan", "peak memory") else "left")
+    for name, one in report.targets.items():
+        table.add_row(
+            name,
+            one.status,
+            f"{one.seconds:.1f} s",
+            size_text(one.plan_bytes),
+            size_text(one.peak_rss_bytes),
+            f"{one.compiler} {one.compiler_version}",
+        )
+    Console().print(table)
