@@ -16,6 +16,7 @@ from .weights import WeightSource
 class _Source(Protocol):
     kind: str
     spec: DecoderSpec
+    stored: dict[str, int]
 
     @property
     def weights(self) -> WeightSource:
@@ -60,12 +61,16 @@ class Checkpoint:
         return self._fingerprint
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest says of the checkpoint: kind, family, architecture, dtype, parameters."""
+        """Return what a manifest says of the checkpoint: kind, family, architecture, dtype, parameters.
+
+        stored_bytes : format of the tensors in the file -> bytes, e.g. {"Q4_1": 66355200}
+        """
         return {
             "kind": self._source.kind,
             "family": self.spec.family,
             "architecture": self.spec.architecture,
             "dtype": self.spec.dtype,
+            "stored_bytes": dict(self._source.stored),
             "num_parameters": sum(math.prod(self.weights.shape(name)) for name in self.weights.names()),
         }
 

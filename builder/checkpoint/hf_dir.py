@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,13 @@ class HfStore:
         """Return how a tensor is stored."""
         return self._tensors[name].dtype(name)
 
+    def stored(self) -> dict[str, int]:
+        """Return the bytes of each type of tensor, the most first."""
+        sizes: Counter[str] = Counter()
+        for name, file in self._tensors.items():
+            sizes[file.dtype(name)] += file.num_bytes(name)
+        return dict(sizes.most_common())
+
 
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / _INDEX
@@ -179,6 +187,7 @@ class HfCheckpoint:
         store = HfStore(directory)
         self._files = store.files
         self.weights = MappedWeights(store, spec, family)
+        self.stored = store.stored()
         self.spec = dataclasses.replace(
             spec, dtype=self.weights.dtype("embed.weight"), **_generation_ids(directory)
         )

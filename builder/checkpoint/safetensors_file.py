@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +147,10 @@ class SafetensorsFile:
         dtype = self._entries[name].dtype
         return _DTYPE_NAMES.get(dtype, dtype)
 
+    def num_bytes(self, name: str) -> int:
+        """Return a tensor's bytes in the file."""
+        return self._entries[name].end - self._entries[name].begin
+
     def get(self, name: str) -> npt.NDArray[Any]:
         """Return a tensor as a read-only view of the mapped file; CheckpointError for a dtype that is no weight's."""
         entry = self._entries[name]
@@ -175,8 +178,3 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 62 for n in value
     )
-
-
-def is_safetensors(path: Path) -> bool:
-    """Return whether the name says so."""
-    return os.fspath(path).endswith(".safetensors")
