@@ -223,23 +223,6 @@ class Manifest(Fields):
         command = self.build_command(name or ",".join(self.targets))
         return f"copy the engine again, or rebuild with: {command} --force"
 
-    def check_files(self, targets: Iterable[str] | None = None, *, hashes: bool = False) -> None:
-        """Check that the files are there whole: sizes always, contents too with hashes.
-
-        targets : names to look at, all when None. The tokenizer's contents are always compared: it is small, and
-            another tokenizer beside the same weights gives fluent nonsense instead of an error.
-        raises EngineFileError for the first file that is missing, cut short or changed.
-        """
-        for entry in self.tokenizer.files:
-            self.check_file(entry, hashes=True, what="tokenizer file", fix=self._rebuild())
-        for name in self.targets if targets is None else targets:
-            for entry in self.target(name).files:
-                self.check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
-
-    def _rebuild(self, name: str | None = None) -> str:
-        targets = name or ",".join(self.targets)
-        return (
-XX
     def check_file(self, entry: FileEntry, *, hashes: bool, what: str, fix: str = "build it again") -> None:
         """Check one file, as check_files does."""
         path = self.path(entry)
