@@ -1,1 +1,138 @@
+// The CPU executor as a psm_executor.
+//
 // SPDX-License-Identifier: Apache-2.0
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "cpu/executor.h"
+#include "cpu/thread_pool.h"
+#include "plansmith/plansmith.h"
+#include "status.h"
+
+namespace plansmith {
+namespace cpu {
+namespace {
+
+constexpr int32_t kMaxThreads = 1024;
+
+// What the table's self points to.
+struct Handle {
+  std::unique_ptr<Executor> executor;
+  std::string last_error;
+};
+
+// Like Guard, and keeps the text for last_error().
+template <typename Body>
+psm_status Run(void* self, Body&& body) {
+  Handle* handle = static_cast<Handle*>(self);
+  const psm_status status = Guard([&] { body(*handle->executor); });
+  if (status != PSM_OK) handle->last_error = psm_last_error();
+  return status;
+}
+
+psm_status DescribeEntry(void* self, psm_model_info* info) {
+  return Run(self, [&](Executor& executor) {
+    if (info == nullptr || info->struct_size < sizeof(size_t)) {
+      throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                        "info is NULL or has no struct_size; set it to PSM_MODEL_INFO_SIZE");
+    }
+    psm_model_info full = executor.Describe();
+    full.struct_size = info->struct_size;
+    memcpy(info, &full, std::min(full.struct_size, static_cast<size_t>(PSM_MODEL_INFO_SIZE)));
+  });
+}
+
+psm_status OpenEntry(void* self, int32_t num_blocks) {
+  return Run(self, [&](Executor& executor) { executor.Open(num_blocks); });
+}
+
+psm_status StepEntry(void* self, const psm_batch* batch, const float** logits) {
+  return Run(self, [&](Executor& executor) {
+    if (batch == nullptr || logits == nullptr) {
+      throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "batch or logits is NULL");
+    }
+    *logits = nullptr;
+    *logits = executor.Step(*batch);
+  });
+}
+
+void CloseEntry(void* self) { delete static_cast<Handle*>(self); }
+
+const char* LastErrorEntry(void* self) {
+  const std::string& text = static_cast<Handle*>(self)->last_error;
+  return text.empty() ? nullptr : text.c_str();
+}
+
+// The caller's options over the defaults. Fields behind those we know must be zero.
+psm_cpu_options ReadOptions(const psm_cpu_options* given) {
+  psm_cpu_options options;
+  psm_cpu_options_init(&options);
+  if (given == nullptr) return options;
+  const size_t known = PSM_CPU_OPTIONS_SIZE;
+  if (given->struct_size < sizeof(size_t) || given->struct_size > 4096) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("options.struct_size is %zu, wanted %zu (PSM_CPU_OPTIONS_SIZE); call "
+                             "psm_cpu_options_init first",
+                             given->struct_size, known));
+  }
+  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = known; i < given->struct_size; ++i) {
+    if (bytes[i] != 0) {
+      throw StatusError(
+          PSM_ERROR_INVALID_ARGUMENT,
+          "options has fields that this library does not know; use a library as new as "
+          "the header, or leave them 0");
+    }
+  }
+  memcpy(&options, given, std::min(given->struct_size, known));
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
+    throw StatusError(
+        PSM_ERROR_INVALID_ARGUMENT,
+        Format("num_threads is %d, wanted 0 (all cores) to %d", options.num_threads, kMaxThreads));
+  }
+  if (options.pin_threads != 0 && options.pin_threads != 1) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("pin_threads is %d, wanted 0 or 1", options.pin_threads));
+  }
+  return options;
+}
+
+}  // namespace
+}  // namespace cpu
+}  // namespace plansmith
+
+extern "C" {
+
+void psm_cpu_options_init(psm_cpu_options* options) {
+  if (options == nullptr) return;
+  memset(options, 0, sizeof(*options));
+  options->struct_size = PSM_CPU_OPTIONS_SIZE;
+}
+
+psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
+                                   psm_executor* out) {
+  using namespace plansmith;
+  if (out != nullptr) memset(out, 0, sizeof(*out));
+  return Guard([&] {
+    if (plan_path == nullptr || out == nullptr) {
+      throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "plan_path or out is NULL");
+    }
+    const psm_cpu_options o = cpu::ReadOptions(options);
+    const int threads = o.num_threads > 0 ? o.num_threads : cpu::NumUsableCores();
+    auto handle = std::make_unique<cpu::Handle>();
+    handle->executor =
+        std::make_unique<cpu::Executor>(plan_path, threads, o.pin_threads != 0, o.isa);
+    out->struct_size = PSM_EXECUTOR_SIZE;
+    out->describe = cpu::DescribeEntry;
+    out->open = cpu::OpenEntry;
+    out->step = cpu::StepEntry;
+    out->close = cpu::CloseEntry;
+    out->last_error = cpu::LastErrorEntry;
+    out->self = handle.release();
+  });
+}
+
+}  // extern "C"

@@ -1,1 +1,155 @@
+// Kernels for AVX-512 with VNNI. Compiled with those flags, called only where the machine has them.
+//
+// Matrix products keep MR rows x NT tiles of 16 outputs in registers and read each weight vector
+// once for MR rows. At one row they are bound by reading the weights, from about 8 rows by
+// arithmetic (one 512-bit product a cycle on Zen 4, one or two on Intel).
+//
 // SPDX-License-Identifier: Apache-2.0
+#include "cpu/simd_avx512.h"
+// The vectors above come first: what follows is written over them.
+#include "cpu/kernels_attention.h"
+#include "cpu/kernels_linear.h"
+#include "cpu/kernels_rows.h"
+
+namespace plansmith {
+namespace cpu {
+namespace {
+
+inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, V sum) {
+  const uint32_t n0 = tile * kTile;
+  const uint32_t n = a.w.rows - n0 < kTile ? a.w.rows - n0 : kTile;
+  const __mmask16 mask = MaskOf(n);
+  float* out = a.out + row * a.out_stride + n0;
+  if (a.bias != nullptr) sum = VAdd(sum, _mm512_maskz_loadu_ps(mask, a.bias + n0));
+  if (a.accumulate) sum = VAdd(sum, _mm512_maskz_loadu_ps(mask, out));
+  _mm512_mask_storeu_ps(out, mask, sum);
+}
+
+inline V LoadWeights(const float* w) { return _mm512_loadu_ps(w); }
+inline V LoadWeights(const uint16_t* w) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+template <typename Stored>
+struct FloatBlock {
+  static constexpr uint32_t kMaxRows = 8, kMaxTiles = 3;
+
+  template <uint32_t MR, uint32_t NT>
+  static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
+    const size_t tile_elements = static_cast<size_t>(a.w.padded_cols) * kTile;
+    const Stored* w = static_cast<const Stored*>(a.w.data) + tile * tile_elements;
+    const float* x = a.x + row * a.x_stride;
+    V sum[MR][NT];
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (uint32_t t = 0; t < NT; ++t) sum[r][t] = VSet1(0.0f);
+    }
+    for (uint32_t k = 0; k < a.w.cols; ++k) {
+      V wk[NT];
+      for (uint32_t t = 0; t < NT; ++t) wk[t] = LoadWeights(w + t * tile_elements + k * kTile);
+      for (uint32_t r = 0; r < MR; ++r) {
+        const V xk = VSet1(x[r * a.x_stride + k]);
+        for (uint32_t t = 0; t < NT; ++t) sum[r][t] = VFma(xk, wk[t], sum[r][t]);
+      }
+    }
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (uint32_t t = 0; t < NT; ++t) Finish(a, row + r, tile + t, sum[r][t]);
+    }
+  }
+};
+
+inline __m512i Broadcast4(const int8_t* q) {
+  int32_t four;
+  __builtin_memcpy(&four, q, sizeof(four));
+  return _mm512_set1_epi32(four);
+}
+
+// vpdpbusd wants one side unsigned: the weights, moved by kOffset, which -kOffset times the row's
+// sum takes back.
+struct DotI8 {
+  static constexpr uint32_t kStep = 4;
+  static constexpr int32_t kOffset = 128;
+  static constexpr uint32_t kParts = 1;
+  static void Load(const uint8_t* w, __m512i* parts) {
+    parts[0] = _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8(-128));
+  }
+};
+struct DotI4 {
+  static constexpr uint32_t kStep = 8;
+  static constexpr int32_t kOffset = 8;
+  static constexpr uint32_t kParts = 2;
+  static void Load(const uint8_t* w, __m512i* parts) {
+    const __m512i both = _mm512_loadu_si512(w), nibble = _mm512_set1_epi8(15);
+    parts[0] = _mm512_and_si512(both, nibble);
+    parts[1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+  }
+};
+
+template <typename Dot>
+struct IntBlock {
+  static constexpr uint32_t kMaxRows = 8, kMaxTiles = 3;
+
+  template <uint32_t MR, uint32_t NT>
+  static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
+    const uint32_t steps = a.w.group_cols / Dot::kStep;
+    const size_t tile_bytes = static_cast<size_t>(a.w.padded_cols) / Dot::kStep * 64;
+    const uint8_t* w = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes;
+    const int8_t* q = a.q + row * a.q_stride;
+    const size_t q_groups = a.q_groups, num_groups = a.w.num_groups;
+    const float* row_scales = a.q_scales + row * q_groups;
+    const int32_t* row_sums = a.q_sums + row * num_groups;
+    const float* scales = a.w.scales + tile * num_groups * kTile;
+    V sum[MR][NT];
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (uint32_t t = 0; t < NT; ++t) sum[r][t] = VSet1(0.0f);
+    }
+    for (size_t g = 0; g < num_groups; ++g) {
+      __m512i dot[MR][NT];
+      for (uint32_t r = 0; r < MR; ++r) {
+        const __m512i start = _mm512_set1_epi32(-Dot::kOffset * row_sums[r * num_groups + g]);
+        for (uint32_t t = 0; t < NT; ++t) dot[r][t] = start;
+      }
+      for (uint32_t s = 0; s < steps; ++s, w += 64, q += Dot::kStep) {
+        __m512i parts[NT][Dot::kParts];
+        for (uint32_t t = 0; t < NT; ++t) Dot::Load(w + t * tile_bytes, parts[t]);
+        for (uint32_t p = 0; p < Dot::kParts; ++p) {
+          for (uint32_t r = 0; r < MR; ++r) {
+            const __m512i four = Broadcast4(q + r * a.q_stride + 4 * p);
+            for (uint32_t t = 0; t < NT; ++t) {
+              dot[r][t] = _mm512_dpbusd_epi32(dot[r][t], parts[t][p], four);
+            }
+          }
+        }
+      }
+      for (uint32_t r = 0; r < MR; ++r) {
+        const V scale = VSet1(row_scales[r * q_groups + (q_groups == 1 ? 0 : g)]);
+        for (uint32_t t = 0; t < NT; ++t) {
+          const V ws = VLoad(scales + (t * num_groups + g) * kTile);
+          sum[r][t] = VFma(VMul(_mm512_cvtepi32_ps(dot[r][t]), scale), ws, sum[r][t]);
+        }
+      }
+    }
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (uint32_t t = 0; t < NT; ++t) Finish(a, row + r, tile + t, sum[r][t]);
+    }
+  }
+};
+
+}  // namespace
+
+const KernelTable kAvx512VnniKernels = {
+    "avx512vnni",
+    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, Linear<IntBlock<DotI8>>,
+     Linear<IntBlock<DotI4>>},
+    QuantizeRow,
+    RmsNorm,
+    Rope,
+    Glu,
+    Add,
+    Softcap,
+    Scale,
+    Attend,
+};
+
+}  // namespace cpu
+}  // namespace plansmith

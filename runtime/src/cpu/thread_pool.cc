@@ -1,1 +1,137 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cpu/thread_pool.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include <chrono>
+
+namespace plansmith {
+namespace cpu {
+namespace {
+
+// Time between two products of a small model's step is 5-50 us; a futex sleep and wake costs about
+// 10-50.
+constexpr auto kSpinTime = std::chrono::microseconds(40);
+constexpr int kPausesPerLook = 64;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void PinTo(int thread_idx) {
+#if defined(__linux__)
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof(usable), &usable) != 0) return;
+  const int num_usable = CPU_COUNT(&usable);
+  if (num_usable == 0) return;
+  int skip = thread_idx % num_usable;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &usable) || skip-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    sched_setaffinity(0, sizeof(one), &one);  // a refusal costs speed only
+    return;
+  }
+#else
+  (void)thread_idx;
+#endif
+}
+
+}  // namespace
+
+void WaitPoint::Bump() {
+  value_.fetch_add(1, std::memory_order_seq_cst);
+  if (num_sleeping_.load(std::memory_order_seq_cst) == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  woken_.notify_all();
+}
+
+void WaitPoint::Wait(uint32_t seen) {
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (value() != seen) return;
+      Pause();
+    }
+  } while (std::chrono::steady_clock::now() - start < kSpinTime);
+  // The sleeper announces itself before its last look, the bumper bumps before it looks for
+  // sleepers.
+  num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    woken_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
+  }
+  num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+ThreadPool::ThreadPool(int num_threads, bool pin) : num_threads_(num_threads), pin_(pin) {
+  threads_.reserve(static_cast<size_t>(num_threads - 1));
+  try {
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { Work(i); });
+  } catch (...) {
+    stop_ = true;
+    start_.Bump();
+    for (std::thread& thread : threads_) thread.join();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stop_ = true;
+  start_.Bump();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::Run(Job job, void* context) {
+  if (pin_ && !caller_pinned_) {
+    PinTo(0);
+    caller_pinned_ = true;
+  }
+  job_ = job;
+  context_ = context;
+  start_.Bump();
+  job(context, 0);
+  Barrier();
+}
+
+void ThreadPool::Barrier() {
+  if (num_threads_ == 1) return;
+  const uint32_t seen = barrier_.value();
+  if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
+    num_arrived_.store(0, std::memory_order_relaxed);
+    barrier_.Bump();
+  } else {
+    barrier_.Wait(seen);
+  }
+}
+
+void ThreadPool::Work(int thread_idx) {
+  if (pin_) PinTo(thread_idx);
+  for (uint32_t seen = 0;; ++seen) {
+    start_.Wait(seen);
+    if (stop_) return;
+    job_(context_, thread_idx);
+    Barrier();
+  }
+}
+
+int NumUsableCores() {
+#if defined(__linux__)
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof(usable), &usable) == 0 && CPU_COUNT(&usable) > 0) {
+    return CPU_COUNT(&usable);
+  }
+#endif
+  const unsigned n = std::thread::hardware_concurrency();
+  return n > 0 ? static_cast<int>(n) : 1;
+}
+
+}  // namespace cpu
+}  // namespace plansmith

@@ -1,0 +1,64 @@
+// The work of one step's attention, cut into items that threads take one by one.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/batch.h"
+#include "cpu/kernels.h"
+
+namespace plansmith {
+namespace cpu {
+
+// The cut for ops with `num_heads` query heads; made once a step, used by all layers. It decides
+// who computes what, never what comes out.
+class AttentionWork {
+ public:
+  AttentionWork(uint32_t num_heads, const PlanHeader& model, int num_threads);
+
+  void Set(const psm_batch& batch);
+
+  uint32_t num_heads() const { return num_heads_; }
+  uint32_t num_items() const { return static_cast<uint32_t>(num_tiles_) * items_per_tile_; }
+
+  // Attends item `idx`. `args` holds the op's pools, views and numbers; q and out point to row 0.
+  void Run(const KernelTable& kernels, const psm_batch& batch, uint32_t idx,
+           AttentionArgs args) const;
+
+ private:
+  struct Tile {
+    int64_t cost;
+    int32_t seq;
+    uint32_t row;  // first row in the step
+    uint32_t num_rows;
+    int32_t first_pos;
+  };
+  const uint32_t num_heads_;
+  const uint32_t num_kv_heads_;
+  const uint32_t min_items_;
+  uint32_t heads_per_item_ = 1;
+  uint32_t items_per_tile_ = 1;
+  size_t num_tiles_ = 0;
+  std::vector<Tile> tiles_;
+};
+
+// Writes rows [row_begin, row_end) of k and v ([rows][stride], KVH * D columns) into one layer's
+// pools.
+struct KvWriteArgs {
+  const float* k;
+  size_t k_stride;
+  const float* v;
+  size_t v_stride;
+  float* k_pool;  // [num_blocks][KVH][D][BS]
+  float* v_pool;  // [num_blocks][KVH][BS][D]
+  uint32_t num_kv_heads;
+  uint32_t head_dim;
+  uint32_t block_size;
+};
+void WriteKv(const KvWriteArgs& args, const BatchPlaces& places, uint32_t row_begin,
+             uint32_t row_end);
+
+}  // namespace cpu
+}  // namespace plansmith

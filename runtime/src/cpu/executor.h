@@ -1,0 +1,76 @@
+// Runs a cpu plan: slots, pools, threads, and the plan's ops as phases that all threads walk
+// through together.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/attention.h"
+#include "cpu/batch.h"
+#include "cpu/kernels.h"
+#include "cpu/pages.h"
+#include "cpu/plan.h"
+#include "cpu/thread_pool.h"
+#include "plansmith/plansmith.h"
+
+namespace plansmith {
+namespace cpu {
+
+// One thread at a time. Everything a step needs is allocated by the constructor and Open.
+class Executor {
+ public:
+  // num_threads >= 1; isa as in psm_cpu_options. Throws StatusError.
+  Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa);
+  ~Executor();
+
+  psm_model_info Describe() const;
+  void Open(int32_t num_blocks);
+  // [R, V], valid until the next call.
+  const float* Step(const psm_batch& batch);
+
+ private:
+  struct Phase;
+
+  void AllocateSlots();
+  void BuildPhases();
+  void AddPhase(const Phase& phase);
+  void AddLinear(const OpRecord& op);
+  PackedMatrix Matrix(int32_t tensor) const;
+  const float* TensorData(int32_t tensor) const;
+  float* ViewData(const View& view) const;
+  size_t Stride(const View& view) const { return strides_[static_cast<size_t>(view.slot)]; }
+  void SizeQuantBuffers();
+
+  void RunStep(int thread_idx);
+  void RunPhase(const Phase& phase, int thread_idx);
+  void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end);
+  void RunLinear(const Phase& phase, uint32_t num_rows);
+  void RunAttention(const Phase& phase, int thread_idx);
+
+  // Order matters: the pool's threads end before what they use.
+  std::unique_ptr<Plan> plan_;
+  const KernelTable& kernels_;
+  std::vector<size_t> strides_;  // of slots, floats
+  std::vector<Pages> slots_;
+  Pages quantized_, quant_scales_, quant_sums_;
+  size_t quant_stride_ = 0;               // bytes of a row
+  size_t quant_scales_per_row_ = 0;       // most of any op
+  std::vector<Pages> k_pools_, v_pools_;  // [L]
+  std::vector<AttentionWork> attention_;  // one for each number of heads in the plan
+  std::vector<Pages> attention_scratch_;  // [threads]
+  std::vector<Phase> phases_;
+  struct alignas(64) Counter {
+    std::atomic<uint32_t> next{0};
+  };
+  std::unique_ptr<Counter[]> counters_;  // [phases]
+  std::unique_ptr<BatchPlaces> places_;
+  const psm_batch* batch_ = nullptr;  // of the step that runs
+  std::unique_ptr<ThreadPool> pool_;
+};
+
+}  // namespace cpu
+}  // namespace plansmith

@@ -1,0 +1,119 @@
+// The kernels of the CPU executor as one table of functions for each instruction set.
+//
+// This header holds declarations only: an inline function here would be compiled with AVX-512 in
+// one file and picked by the linker for all.
+//
+// Every kernel is row-invariant: an output row depends on its input row alone, bit for bit,
+// whatever the number of rows, the tile it falls in or the thread. So each element is accumulated
+// in one fixed order.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cpu/plan_format.h"
+
+namespace plansmith {
+namespace cpu {
+
+// A packed weight [N, K] (layouts in plan_format.h).
+struct PackedMatrix {
+  uint32_t dtype;        // DType
+  uint32_t rows;         // N, before padding
+  uint32_t cols;         // K, before padding
+  uint32_t padded_cols;  // K as it lies in memory
+  uint32_t num_groups;   // >= 1
+  uint32_t group_cols;   // columns of one group; padded_cols when there is one
+  const void* data;
+  const float* scales;  // [N/16][num_groups][16]; null for F32 and BF16
+};
+
+// out[r, n] = x[r, :] . w[n, :] (+ bias[n]) (+ out[r, n]).
+struct LinearArgs {
+  PackedMatrix w;
+  const float* x;  // F32 and BF16: [rows][x_stride]
+  size_t x_stride;
+  // I8 and I4: x as q * scale, quantized by quantize_row.
+  const int8_t* q;        // [rows][q_stride], zero from K to padded_cols
+  size_t q_stride;        // bytes, a multiple of 64
+  const float* q_scales;  // [rows][q_groups]
+  const int32_t* q_sums;  // [rows][w.num_groups] sums of q over a group
+  uint32_t q_groups;      // 1 or w.num_groups
+  const float* bias;      // [N] or null
+  float* out;             // [rows][out_stride]
+  size_t out_stride;
+  bool accumulate;
+};
+
+struct AttentionArgs {
+  const float*
+      k_pool;  // one layer: [num_blocks][KVH][D][BS], so that 16 positions of one d are a vector
+  const float* v_pool;    // one layer: [num_blocks][KVH][BS][D]
+  const int32_t* blocks;  // block of each block_size positions of the sequence
+  uint32_t block_size;    // BS, a power of two
+  uint32_t head_dim;      // D
+  uint32_t num_kv_heads;
+  uint32_t kv_head;
+  const float*
+      q;  // first query row of the tile, its first head; heads follow at +D, rows at +q_stride
+  size_t q_stride;
+  float* out;  // like q
+  size_t out_stride;
+  uint32_t num_rows;
+  uint32_t num_heads;  // query heads of this KV head that are in the tile
+  int32_t first_pos;   // position of the first row
+  int32_t window;      // 0 = all
+  float scale;
+  float softcap;   // 0 = none
+  float* scratch;  // AttentionScratchFloats(num_rows * num_heads, D) floats, 64-byte aligned
+};
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2 };
+
+struct KernelTable {
+  const char* name;
+  // Rows [row_begin, row_end) and tiles of 16 outputs [tile_begin, tile_end), by DType.
+  void (*linear[4])(const LinearArgs& args, uint32_t row_begin, uint32_t row_end,
+                    uint32_t tile_begin, uint32_t tile_end);
+  // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
+  // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part without a number other
+  // than 0 gets scale 0.
+  void (*quantize_row)(const float* x, uint32_t n, uint32_t padded, uint32_t num_scales,
+                       uint32_t num_sums, int8_t* q, float* scales, int32_t* sums);
+  void (*rms_norm)(const float* x, const float* weight, uint32_t n, float epsilon, float* out);
+  // x[0..half) and x[half..2 half) rotated by cos, sin [half].
+  void (*rope)(float* x, const float* cos, const float* sin, uint32_t half);
+  void (*glu)(const float* gate, const float* up, uint32_t n, int32_t activation, float* out);
+  void (*add)(const float* a, const float* b, uint32_t n, float* out);
+  void (*softcap)(float* x, uint32_t n, float cap);
+  void (*scale)(float* x, uint32_t n, float factor);
+  void (*attend)(const AttentionArgs& args);
+};
+
+// Positions whose softmax is taken together: part of a row's arithmetic, so the same on every path.
+constexpr uint32_t kAttentionUnit = 64;
+// Queries (rows x heads) that share a read of K and V.
+constexpr uint32_t kMaxAttentionQueries = 48;
+size_t AttentionScratchFloats(uint32_t num_queries, uint32_t head_dim);
+
+extern const KernelTable kPortableKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512VnniKernels;
+#endif
+
+// The table of an instruction set by name, or the best one for NULL. Throws
+// StatusError(PSM_ERROR_UNSUPPORTED or INVALID_ARGUMENT) that names what this machine has.
+const KernelTable& ChooseKernels(const char* isa);
+
+// Names that this machine can run, best first, e.g. "avx512vnni, avx2, portable".
+const char* UsableIsaNames();
+
+// out[0..K) = row `row` of a table times factor; layout as in plan_format.h. For embeddings.
+void DequantizeRow(const PackedMatrix& table, uint32_t layout, uint32_t row, float factor,
+                   float* out);
+
+}  // namespace cpu
+}  // namespace plansmith

@@ -1,0 +1,72 @@
+// A cpu plan file, mapped read-only and checked: what Plan::Open returns can be run without another
+// look.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cpu/plan_format.h"
+
+namespace plansmith {
+namespace cpu {
+
+// The crc of zlib (polynomial 0xEDB88320), as the header holds it.
+uint32_t Crc32(const void* data, size_t size);
+
+// Columns and rows of a matrix as they lie in the file.
+struct PaddedShape {
+  uint64_t rows;        // N, a multiple of kTile for packed layouts
+  uint64_t cols;        // K, a multiple of the layout's k step
+  uint64_t num_groups;  // of scales and sums; 1 unless group_size is set
+};
+PaddedShape PaddedShapeOf(const TensorRecord& tensor);
+
+// Bytes of the data block of a tensor of these (padded) extents.
+uint64_t DataBytesOf(const TensorRecord& tensor);
+
+// Owns the mapping; everything it hands out lives as long as it does. Immutable, any thread.
+class Plan {
+ public:
+  // Throws StatusError(PSM_ERROR_ENGINE_FILE) that names the violated rule.
+  static std::unique_ptr<Plan> Open(const std::string& path);
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+  const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(base_); }
+  const SlotRecord& slot(size_t idx) const { return Table<SlotRecord>(header().slots_offset)[idx]; }
+  const TensorRecord& tensor(size_t idx) const {
+    return Table<TensorRecord>(header().tensors_offset)[idx];
+  }
+  const OpRecord& op(size_t idx) const { return Table<OpRecord>(header().ops_offset)[idx]; }
+  const char* string(uint32_t offset) const {
+    return reinterpret_cast<const char*>(base_ + header().strings_offset + offset);
+  }
+  const uint8_t* at(uint64_t offset) const { return base_ + offset; }
+  const std::string& path() const { return path_; }
+
+ private:
+  Plan(std::string path, const uint8_t* base, size_t bytes)
+      : path_(std::move(path)), base_(base), bytes_(bytes) {}
+  template <typename Record>
+  const Record* Table(uint64_t offset) const {
+    return reinterpret_cast<const Record*>(base_ + offset);
+  }
+  void CheckFile() const;
+  void CheckModel() const;
+  void CheckTensors() const;
+
+  std::string path_;
+  const uint8_t* base_;
+  size_t bytes_;
+};
+
+// Checks every op against the slots, tensors and the model (plan_check.cc). Throws like Open.
+void CheckOps(const Plan& plan);
+
+}  // namespace cpu
+}  // namespace plansmith

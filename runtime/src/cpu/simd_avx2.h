@@ -1,0 +1,75 @@
+// Vectors of 8 floats. For kernels_avx2.cc only: everything is private to the file that includes
+// it.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+namespace plansmith {
+namespace cpu {
+namespace {
+
+using V = __m256;
+constexpr uint32_t kLanes = 8;
+
+inline __m256i MaskOf(uint32_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
+                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline V VLoad(const float* p) { return _mm256_loadu_ps(p); }
+inline V VLoadPart(const float* p, uint32_t n) { return _mm256_maskload_ps(p, MaskOf(n)); }
+inline void VStore(float* p, V v) { _mm256_storeu_ps(p, v); }
+inline void VStorePart(float* p, V v, uint32_t n) { _mm256_maskstore_ps(p, MaskOf(n), v); }
+inline V VSet1(float x) { return _mm256_set1_ps(x); }
+inline V VAdd(V a, V b) { return _mm256_add_ps(a, b); }
+inline V VSub(V a, V b) { return _mm256_sub_ps(a, b); }
+inline V VMul(V a, V b) { return _mm256_mul_ps(a, b); }
+inline V VDiv(V a, V b) { return _mm256_div_ps(a, b); }
+inline V VFma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }  // a * b + c
+inline V VMax(V a, V b) { return _mm256_max_ps(a, b); }            // b when either is NaN
+inline V VMin(V a, V b) { return _mm256_min_ps(a, b); }
+inline V VAbs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline V VRound(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline V VCopySign(V magnitude, V sign) {
+  return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+// a < b ? x : y
+inline V VSelectLess(V a, V b, V x, V y) {
+  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+// 2^n for integral n in -126..127
+inline V VPow2(V n) {
+  const __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
+}
+inline float VReduceAdd(V v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline float VReduceMax(V v) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+// The first n lanes, integral and within int8.
+inline void VStoreI8(int8_t* p, V v, uint32_t n) {
+  const __m256i i32 = _mm256_cvtps_epi32(v);
+  const __m128i i16 =
+      _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
+  const __m128i i8 = _mm_packs_epi16(i16, i16);
+  if (n == kLanes) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), i8);
+  } else {
+    alignas(16) int8_t lanes[16];
+    _mm_store_si128(reinterpret_cast<__m128i*>(lanes), i8);
+    for (uint32_t i = 0; i < n; ++i) p[i] = lanes[i];
+  }
+}
+
+}  // namespace
+}  // namespace cpu
+}  // namespace plansmith
