@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .compile import compile_plan
-from .lowering import Options
-from .plan_file import read_plan
+from .plan_reader import read_plan
+from .walk import Options
 
 __all__ = ["Options", "compile_plan", "read_plan"]

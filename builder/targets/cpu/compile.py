@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from ...limits import Limits
 from ...spec import DecoderSpec
-from .lowering import Options, lower
-from .plan_file import total_bytes, write_plan
+from .lowering import lower
+from .plan_writer import total_bytes, write_plan
+from .walk import Options
 
 Progress = Callable[[str, int, int], None]
 

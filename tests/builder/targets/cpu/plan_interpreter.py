@@ -12,15 +12,8 @@ from pathlib import Path
 import numpy as np
 from plansmith.builder.batch import StepBatch
 from plansmith.builder.targets.cpu import packing
-from plansmith.builder.targets.cpu.plan_file import (
-    DType,
-    Op,
-    Plan,
-    PlanTensor,
-    SlotRows,
-    View,
-    read_plan,
-)
+from plansmith.builder.targets.cpu.plan_file import DType, Op, SlotRows, View
+from plansmith.builder.targets.cpu.plan_reader import Plan, PlanTensor, read_plan
 
 
 class PlanInterpreter:

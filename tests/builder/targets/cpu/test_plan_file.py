@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plansmith.builder.targets.cpu import plan_file
+from plansmith.builder.targets.cpu import plan_file, plan_reader, plan_writer
 from plansmith.builder.targets.cpu.plan_file import (
     DType,
     Layout,
@@ -103,8 +103,8 @@ def small_program(extra: int = 0) -> Program:
 def test_round_trip_and_alignment(tmp_path: Path) -> None:
     path = tmp_path / "model.plan"
     seen: list[tuple[str, int, int]] = []
-    size = plan_file.write_plan(path, small_program(), lambda *what: seen.append(what))
-    plan = plan_file.read_plan(path)
+    size = plan_writer.write_plan(path, small_program(), lambda *what: seen.append(what))
+    plan = plan_reader.read_plan(path)
     assert size == path.stat().st_size == plan.file_bytes and seen[-1][0] == "w" and size % 64 == 0
     assert plan.model == MODEL and plan.logits_slot == 1 and plan.slots == small_program().slots
     assert (
@@ -134,12 +134,12 @@ def test_round_trip_and_alignment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [-1, 1])
 def test_a_tensor_of_another_size_is_refused(tmp_path: Path, extra: int) -> None:
     with pytest.raises(BuildError, match="'w': data gave"):
-        plan_file.write_plan(tmp_path / "model.plan", small_program(extra))
+        plan_writer.write_plan(tmp_path / "model.plan", small_program(extra))
 
 
 def test_damage_is_found_and_named(tmp_path: Path) -> None:
     path = tmp_path / "model.plan"
-    plan_file.write_plan(path, small_program())
+    plan_writer.write_plan(path, small_program())
     good = path.read_bytes()
     header = np.frombuffer(good[:200], plan_file.HEADER)[0]
     cases = {
@@ -155,14 +155,14 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
     for message, data in cases.items():
         path.write_bytes(data)
         with pytest.raises(EngineFileError, match=message):
-            plan_file.read_plan(path)
+            plan_reader.read_plan(path)
     with pytest.raises(EngineFileError, match="no such plan file"):
-        plan_file.read_plan(tmp_path / "absent")
+        plan_reader.read_plan(tmp_path / "absent")
 
 
 def test_checksums_are_zlibs(tmp_path: Path) -> None:
     path = tmp_path / "model.plan"
-    plan_file.write_plan(path, small_program())
+    plan_writer.write_plan(path, small_program())
     data = path.read_bytes()
     header = np.frombuffer(data[:200], plan_file.HEADER)[0]
     assert zlib.crc32(data[200 : int(header["data_offset"])]) == int(header["tables_crc32"])

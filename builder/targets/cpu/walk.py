@@ -1,0 +1,206 @@
+"""The walk over the graph that lowering makes: what it knows of each value, and the ops it has written.
+
+What lowers a node is elsewhere (products.py, pointwise.py, attention.py, relabel.py, ends.py); here is what they share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import onnx_ir as ir
+
+from ....runtime.errors import BuildError
+from ...graph import contract
+from .buffers import Buffer, BufferOp, Ref
+from .plan_file import OpCode, SlotRows
+from .tensors import TensorPool
+from .values import ROWS_AXIS, Activation, Pending, Storage
+from .weights import small_constant
+
+# Each row of the result is a function of the same row of the inputs alone.
+_ROW_WISE = {
+    "RMSNormalization",
+    "MatMul",
+    "Add",
+    "Mul",
+    "Div",
+    "Sigmoid",
+    "Swish",
+    "Gelu",
+    "Tanh",
+    "Cast",
+    "Identity",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Choices of the lowering.
+
+    activation_groups : quantize the activations of int8 and int4 products by groups of columns instead of by row
+    """
+
+    activation_groups: bool = False
+
+
+class Walk:
+    """Nodes in the graph's order, values in buffers, ops in a list."""
+
+    def __init__(self, graph: ir.Graph, options: Options) -> None:
+        self.options = options
+        self.ops: list[BufferOp] = []
+        self.pool = TensorPool()
+        self.nodes = list(graph)
+        self.position = {node: n for n, node in enumerate(self.nodes)}
+        self.inputs = {v: v.name for v in graph.inputs}
+        self.static = _static_values(graph, self.nodes)
+        self.late = _late_nodes(self.nodes, self.is_logits_gather)
+        self.fused: set[ir.Node] = set()  # nodes that another node's op has taken in
+        self._known: dict[ir.Value, Activation | Pending] = {}
+        self._gathered: dict[ir.Value, Storage] = {}
+
+    def emit(
+        self,
+        code: OpCode,
+        name: str | None,
+        ins: Sequence[Ref],
+        out: Ref,
+        *,
+        tensors: Sequence[int] = (),
+        i: Sequence[int] = (),
+        f: Sequence[float] = (),
+    ) -> None:
+        """Append an op; the arguments' meaning by code is in plan_format.h."""
+        rows = {ref.buffer.rows for ref in (*ins, out)}
+        assert len(rows) == 1 or code is OpCode.GATHER_ROWS, f"{name}: rows of two kinds"
+        self.ops.append(BufferOp(code, name or "", tuple(ins), out, tuple(tensors), tuple(i), tuple(f)))
+
+    def new(self, rows: SlotRows, width: int) -> Storage:
+        """Return the columns of a new buffer."""
+        return Storage(Ref(Buffer(rows, width)), width)
+
+    def error(self, node: ir.Node, what: str) -> BuildError:
+        """Return the error of a node that the cpu target does not take."""
+        kind = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        return BuildError(f"node {node.name!r} ({kind}): {what}")
+
+    def find(self, value: ir.Value | None) -> Activation | Pending | None:
+        """Return what is known of a value; None for constants and the step's integers."""
+        return None if value is None else self._known.get(value)
+
+    def bind(self, value: ir.Value, what: Activation | Pending) -> None:
+        """Say where a value is; its uses keep the columns."""
+        what.storage.pending += len(value.uses())
+        self._known[value] = what
+
+    def bind_rows(self, value: ir.Value, storage: Storage) -> None:
+        """Bind a plain matrix [rows, width]."""
+        self.bind(value, Activation(storage, (ROWS_AXIS, storage.width)))
+
+    def finish(self, node: ir.Node) -> None:
+        """Count down the uses that a node made of its inputs."""
+        for value in node.inputs:
+            known = self.find(value)
+            if value is None or known is None:
+                continue
+            known.storage.pending -= 1
+            if value in self._gathered and self.wants_rows(node):
+                self._gathered[value].pending -= 1
+
+    def activation(self, node: ir.Node, index: int) -> Activation:
+        """Return input `index` as it lies in memory: the rows with logits alone where the node needs no others."""
+        value = node.inputs[index]
+        found = self.find(value)
+        if value is None or not isinstance(found, Activation):
+            what = "a constant" if value in self.static else "half of an activation or a soft cap"
+            raise self.error(node, f"input {index} is {what}; the cpu target wants an activation there")
+        if self.wants_rows(node) and found.storage.rows is SlotRows.TOKENS:
+            return Activation(self._gather_rows(value, found), found.dims)
+        return found
+
+    def _gather_rows(self, value: ir.Value, found: Activation) -> Storage:
+        """Return the rows of a value whose logits are wanted, gathered once."""
+        if value not in self._gathered:
+            width = found.storage.width
+            storage = self.new(SlotRows.LOGITS, width)
+            self.emit(OpCode.GATHER_ROWS, f"{value.name}/rows", [found.ref], storage.ref, i=[width])
+            storage.pending = sum(self.wants_rows(use.node) for use in value.uses())
+            self._gathered[value] = storage
+        return self._gathered[value]
+
+    def in_place(self, storage: Storage) -> bool:
+        """Return whether the node at hand is the last to need these columns, so that it may overwrite them."""
+        return storage.pending == 1
+
+    def wants_rows(self, node: ir.Node) -> bool:
+        """Return whether a node's result is needed for the rows with logits only."""
+        return node in self.late or self.is_logits_gather(node)
+
+    def is_logits_gather(self, node: ir.Node) -> bool:
+        """Return whether a node picks the rows with logits."""
+        return (
+            node.op_type == "Gather"
+            and node.inputs[1] is not None
+            and self.inputs.get(node.inputs[1]) == contract.LOGITS_ROWS
+        )
+
+    def input_name(self, value: ir.Value | None) -> str | None:
+        """Return the name of the graph input that a value is, behind Casts and axes of size 1."""
+        while value is not None and value not in self.inputs:
+            node = value.producer()
+            if node is None or node.op_type not in ("Cast", "Unsqueeze", "Identity"):
+                return None
+            value = node.inputs[0]
+        return None if value is None else self.inputs[value]
+
+    def scalar_input(self, node: ir.Node) -> tuple[int, float] | None:
+        """Return (index of the other input, value) when one of two inputs is a scalar constant."""
+        for index in (1, 0):
+            array = small_constant(node.inputs[index]) if node.inputs[index] in self.static else None
+            if array is not None and array.size == 1:
+                return 1 - index, float(array.reshape(-1)[0])
+        return None
+
+    def in_order(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+        """Return distinct nodes in the graph's order."""
+        return sorted(set(nodes), key=self.position.__getitem__)
+
+
+def _static_values(graph: ir.Graph, nodes: Sequence[ir.Node]) -> set[ir.Value | None]:
+    """Return the values that are known at build: initializers and what is made of them alone."""
+    static: set[ir.Value | None] = set(graph.initializers.values())
+    for node in nodes:
+        if all(v in static for v in node.inputs if v is not None):
+            static.update(node.outputs)
+    return static
+
+
+def _late_nodes(nodes: Sequence[ir.Node], is_gather: Callable[[ir.Node], bool]) -> set[ir.Node]:
+    """Return the row-wise nodes whose results reach nothing but gathers of the rows with logits."""
+    late: set[ir.Node] = set()
+    for node in reversed(nodes):
+        if node.op_type not in _ROW_WISE or any(out.is_graph_output() for out in node.outputs):
+            continue
+        users = [use.node for out in node.outputs for use in out.uses()]
+        if users and all(user in late or is_gather(user) for user in users):
+            late.add(node)
+    return late
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """Return the one node that uses a value once, None if there are more uses or the graph gives it out."""
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """Return an int attribute or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+def float_attribute(node: ir.Node, name: str, default: float) -> float:
+    """Return a float attribute or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_float()
