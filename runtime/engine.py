@@ -19,8 +19,9 @@ __all__ = ["Completion", "Delta", "Engine", "RequestHandle", "SamplingParams"]
 class RequestHandle:
     """A submitted request. Iterate it for deltas as they come, or ask for the whole `result`; any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_delta: Callable[[Delta | Error], None] | None = None) -> None:
         self._engine = engine
+        self._on_delta = on_delta
         self._deltas: queue.SimpleQueue[Delta | Error] = queue.SimpleQueue()
         self._finished = threading.Event()
         self._exhausted = False  # the reader's own view: the last delta may be out before _finished is set
@@ -75,7 +76,7 @@ class RequestHandle:
         self.cancel()
 
     def _take(self, item: Delta | Error) -> None:
-        self._deltas.put(item)
+        (self._on_delta or self._deltas.put)(item)
         if _is_last(item):
             self._finished.set()
 
@@ -120,17 +121,24 @@ class Engine(EngineBase):
             self._dispatcher.start()
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        new_text: bool = False,
+        on_delta: Callable[[Delta | Error], None] | None = None,
     ) -> RequestHandle:
         """Queue a request and return its handle.
 
         prompt : text, or token ids, which go in as they are
         new_text : the output is a text of its own (an answer), not the prompt's continuation; matters for tokenizers
             that mark spaces before words
+        on_delta : gets each delta, or the error at the end, instead of the handle's reader; called on the engine's
+            event thread, which it must not keep waiting
         raises InvalidArgumentError, ShapeError for a length over the limits, QueueFullError, OutOfMemoryError when
             the KV cache is too small for it, ShutdownError on a closed engine
         """
-        handle = RequestHandle(self)
+        handle = RequestHandle(self, on_delta)
         handle._state = self._start(prompt, params, handle._take, new_text=new_text)
         return handle
 
@@ -160,13 +168,18 @@ class Engine(EngineBase):
             raise
 
     def submit_when_room(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        new_text: bool = False,
+        on_delta: Callable[[Delta | Error], None] | None = None,
     ) -> RequestHandle:
         """Submit, waiting while the request queue is full."""
         while True:
             with self._progress:
                 try:
-                    return self.submit(prompt, params, new_text=new_text)
+                    return self.submit(prompt, params, new_text=new_text, on_delta=on_delta)
                 except QueueFullError:
                     if self._dispatcher is not None:
                         self._progress.wait(timeout=1.0)

@@ -17,6 +17,7 @@ from .errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    ShapeError,
     ShutdownError,
     UnsupportedError,
 )
@@ -73,6 +74,7 @@ class EngineBase:
         enable_chunked_context: bool = True,
         max_queue_size: int = 0,
         kv_cache_bytes: int = 0,
+        iter_stats_max_iterations: int = 1000,
         manual_step: bool = False,
         verify_hashes: bool = False,
     ) -> _EngineT:
@@ -92,6 +94,7 @@ class EngineBase:
             enable_chunked_context=enable_chunked_context,
             max_queue_size=max_queue_size,
             kv_cache_bytes=kv_cache_bytes,
+            iter_stats_max_iterations=iter_stats_max_iterations,
             manual_step=manual_step,
         )
         manifest = load_manifest(engine_dir)
@@ -151,6 +154,24 @@ class EngineBase:
             )
         text = self.tokenizer.chat_template.render(messages, **variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def check_prompt(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise the InvalidArgumentError or ShapeError that a submission would for its ids and lengths."""
+        prompt_len, limits = len(self._encode(prompt)), self._model_info
+        wanted = params.max_tokens or 1
+        if prompt_len == 0:
+            raise InvalidArgumentError("the prompt has no tokens; give at least one")
+        if prompt_len > limits.max_input_len:
+            raise ShapeError(
+                f"the prompt has {prompt_len} tokens, the engine's max_input_len is {limits.max_input_len}; shorten it "
+                f"or rebuild with --max_input_len {prompt_len}"
+            )
+        if prompt_len + wanted > limits.max_seq_len:
+            raise ShapeError(
+                f"the prompt has {prompt_len} tokens and max_tokens is {wanted}, together more than the engine's "
+                f"max_seq_len {limits.max_seq_len}; lower max_tokens or rebuild with "
+                f"--max_seq_len {prompt_len + wanted}"
+            )
 
     def _start(
         self, prompt: Prompt, params: SamplingParams | None, sink: Sink, *, new_text: bool = False

@@ -1,0 +1,126 @@
+"""A file of prompts, run in one in-flight batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..runtime.engine import Completion, Engine, RequestHandle
+from ..runtime.errors import Error, InvalidArgumentError
+from ._prompts import Line, PromptMaker
+
+
+def run_lines(
+    engine: Engine, maker: PromptMaker, input_file: Path, output_file: Path | None, *, keep_going: bool
+) -> int:
+    """Run all prompts of a file and write one line for each, in the file's order; returns the exit status.
+
+    Every line is checked before the first is run. Without keep_going the first bad one is raised as the error.
+    """
+    lines = list(maker.lines(input_file))
+    for line in lines:
+        if line.error is not None and not keep_going:
+            raise line.error
+    if not lines:
+        raise InvalidArgumentError(f"--input {input_file} has no lines; give one JSON object a line")
+    begin = time.monotonic()
+    with _output(input_file, output_file) as out, _progress(len(lines)) as advance:
+        handles = [_submit(engine, line, advance) for line in lines]
+        num_failed = num_tokens = 0
+        for line, handle in zip(lines, handles, strict=True):
+            answer = _wait(line, handle)
+            if isinstance(answer, Error) and not keep_going:
+                raise type(answer)(f"line {line.number}: {answer}")
+            num_failed += isinstance(answer, Error)
+            num_tokens += 0 if isinstance(answer, Error) else len(answer.token_ids)
+            out.write(json.dumps(_fields(line, answer), ensure_ascii=False) + "\n")
+            out.flush()
+    seconds = time.monotonic() - begin
+    print(
+        f"{len(lines) - num_failed} of {len(lines)} prompts answered, {num_tokens} tokens in {seconds:.1f} s "
+        f"({num_tokens / seconds:.1f} tokens/s)",
+        file=sys.stderr,
+    )
+    return 1 if num_failed else 0
+
+
+def _submit(engine: Engine, line: Line, advance: Callable[[], None]) -> RequestHandle | Error:
+    if line.prompt is None:
+        assert line.error is not None
+        advance()
+        return line.error
+
+    def on_delta(item: Any) -> None:
+        if isinstance(item, Error) or item.finish_reason is not None:
+            advance()
+
+    prompt = line.prompt
+    try:
+        return engine.submit_when_room(prompt.ids, prompt.params, new_text=prompt.new_text, on_delta=on_delta)
+    except Error as error:
+        advance()
+        return error
+
+
+def _wait(line: Line, handle: RequestHandle | Error) -> Completion | Error:
+    if isinstance(handle, Error):
+        return handle
+    try:
+        return handle.result()
+    except Error as error:
+        return error
+
+
+def _fields(line: Line, answer: Completion | Error) -> dict[str, Any]:
+    fields: dict[str, Any] = {"line": line.number} | ({} if line.tag is None else {"id": line.tag})
+    if isinstance(answer, Error):
+        return fields | {"error": {"kind": type(answer).__name__, "message": str(answer)}}
+    return fields | completion_fields(answer)
+
+
+def completion_fields(completion: Completion) -> dict[str, Any]:
+    """Return what --json and the lines of --output hold for one completion."""
+    fields: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "usage": completion.usage,
+    }
+    if completion.logprobs is not None:
+        fields["logprobs"] = [dataclasses.asdict(entry) for entry in completion.logprobs]
+        fields["cumulative_logprob"] = completion.cumulative_logprob
+    return fields
+
+
+@contextlib.contextmanager
+def _output(input_file: Path, output_file: Path | None) -> Iterator[TextIO]:
+    """Give the file to write to. It is called .partial until all is written."""
+    if output_file is None or str(output_file) == "-":
+        yield sys.stdout
+        return
+    if output_file.exists() and output_file.samefile(input_file):
+        raise InvalidArgumentError(f"--output {output_file} is the --input file; give another name")
+    partial = output_file.with_name(output_file.name + ".partial")
+    with partial.open("w", encoding="utf-8") as out:
+        yield out
+    partial.replace(output_file)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """Give a function to call for each finished prompt; a bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("prompts", total=total)
+        yield lambda: progress.advance(task)

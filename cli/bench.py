@@ -1,0 +1,148 @@
+"""plansmith bench: throughput, latencies and KV use of an engine under a workload."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..runtime.engine import Engine, SamplingParams
+from ..runtime.errors import Error, InvalidArgumentError
+from . import _options as options
+from ._measure import PERCENTILES, Load, run_workload
+from ._workload import Work, random_workload, read_workload
+
+# Step records kept for a run; more steps than that only make the means of the last ones.
+_MAX_ITERATIONS = 100_000
+
+
+def bench(
+    engine_dir: options.EngineDir,
+    workload: Annotated[
+        Path | None, typer.Option("--workload", help='A JSON file of {"prompt_ids": [..], "output_len": n}.')
+    ] = None,
+    set_name: Annotated[str | None, typer.Option("--set", help="Which set of the workload file.")] = None,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Random requests.")] = 16,
+    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a random prompt.")] = 128,
+    output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens to generate for it.")] = 64,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random prompts and arrivals.")] = 0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=0, help="Most requests in flight; 0 = no limit.")
+    ] = 0,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.0, help="Mean arrivals a second (Poisson); 0 = all at once.")
+    ] = 0.0,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Short requests run first, unmeasured.")] = 2,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; the median one is reported.")] = 1,
+    target: options.Target = "cpu",
+    threads: options.Threads = 0,
+    max_batch_size: options.MaxBatchSize = 0,
+    max_num_tokens: options.MaxNumTokens = 0,
+    kv_cache_bytes: options.KvCacheBytes = 0,
+    scheduler_policy: options.SchedulerPolicy = "guaranteed_no_evict",
+    as_json: options.Json = False,
+) -> None:
+    """Measure an engine's speed and memory.
+
+    Every request generates exactly its output length, greedily, whatever tokens come. Latencies are what a client in
+    this process sees: time to the first token (TTFT), between tokens, and to the last one.
+    """
+    if set_name is not None and workload is None:
+        raise InvalidArgumentError("--set names a set of a workload file; give --workload")
+    flags = (max_batch_size, max_num_tokens, kv_cache_bytes, scheduler_policy)
+    with options.open_engine(
+        engine_dir, target, threads, *flags, iter_stats_max_iterations=_MAX_ITERATIONS
+    ) as engine:
+        if workload is not None:
+            works = read_workload(workload, set_name)
+        else:
+            vocab_size = engine.model_info.vocab_size
+            works = random_workload(requests, input_len, output_len, vocab_size, seed)
+        _check(engine, works)
+        _warm_up(engine, works, warmup)
+        runs = _measure(engine, works, Load(concurrency, rate, seed), repeat)
+    result = _result(engine_dir, target, runs)
+    print(json.dumps(result)) if as_json else _print_report(result)
+    failures = [failure for run in runs for failure in run["failures"]]
+    if failures:
+        print(f"plansmith: {len(failures)} requests failed; the first: {failures[0]}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _check(engine: Engine, works: Sequence[Work]) -> None:
+    """Refuse a workload that the engine cannot take, before any of it runs."""
+    for i, work in enumerate(works):
+        try:
+            engine.check_prompt(work.prompt_ids, SamplingParams(max_tokens=work.output_len))
+        except Error as error:
+            raise type(error)(f"request {i} of the workload: {error}") from error
+
+
+def _warm_up(engine: Engine, works: Sequence[Work], count: int) -> None:
+    """Touch the weights and the KV pools, so that the first run does not pay for page faults."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+    engine.generate([works[i % len(works)].prompt_ids for i in range(count)], params)
+
+
+def _measure(engine: Engine, works: Sequence[Work], load: Load, repeat: int) -> list[dict[str, Any]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    runs = []
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        for i in range(repeat):
+            task = progress.add_task(f"run {i + 1} of {repeat}", total=len(works))
+            runs.append(run_workload(engine, works, load, lambda task=task: progress.advance(task)))  # type: ignore[misc]
+    return runs
+
+
+def _result(engine_dir: Path, target: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median run (by generated tokens a second) with the throughput of all."""
+    speeds = [run["generated_tokens_per_s"] for run in runs]
+    median = min(runs, key=lambda run: abs(run["generated_tokens_per_s"] - statistics.median(speeds)))
+    head = {"engine": str(engine_dir), "target": target, "num_runs": len(runs)}
+    return head | {"generated_tokens_per_s_of_runs": speeds} | median
+
+
+def _print_report(result: dict[str, Any]) -> None:
+    console = Console()
+    kv = result["kv"]
+    speeds = result["generated_tokens_per_s_of_runs"]
+    spread = f" ({min(speeds):.1f}-{max(speeds):.1f} in {len(speeds)} runs)" if len(speeds) > 1 else ""
+    rows = [
+        ("requests", f"{result['num_requests']}, {len(result['failures'])} failed"),
+        ("tokens", f"{result['prompt_tokens']} of prompts, {result['generated_tokens']} generated"),
+        ("time", f"{result['wall_s']:.2f} s ({result['cpu_s']:.2f} s of CPU)"),
+        ("generated tokens/s", f"{result['generated_tokens_per_s']:.1f}{spread}"),
+        ("all tokens/s", f"{result['total_tokens_per_s']:.1f}"),
+        (
+            "steps",
+            f"{result['steps']}, on average {result['mean_requests_a_step']:.1f} requests and "
+            f"{result['mean_tokens_a_step']:.1f} tokens in each",
+        ),
+        (
+            "scheduler",
+            f"{result['scheduler_s'] * 1e3:.1f} ms beside {result['executor_s']:.2f} s in the executor",
+        ),
+        (
+            "KV blocks",
+            f"{kv['peak_used_blocks']} of {kv['max_num_blocks']} in use at most "
+            f"({kv['cache_bytes'] / 2**20:.0f} MiB in all), {kv['waste'] * 100:.1f}% of the allocated positions empty, {result['num_pauses']} pauses",
+        ),
+        ("memory", f"{result['peak_rss_bytes'] / 2**20:.0f} MiB resident at most"),
+    ]
+    for name, text in rows:
+        console.print(f"{name:20s}{text}", highlight=False, soft_wrap=True)
+    table = Table("ms", "mean", *(f"p{p}" for p in PERCENTILES), box=None)
+    for name, key in (("first token", "ttft"), ("between tokens", "inter_token"), ("last token", "e2e")):
+        numbers = result[key]
+        if numbers is not None:
+            table.add_row(name, *(f"{value:.1f}" for value in numbers.values()))
+    console.print(table)
