@@ -1,0 +1,166 @@
+"""`plansmith inspect`: what an engine directory holds."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._output import print_json, size_text
+
+if TYPE_CHECKING:
+    from ..runtime.manifest import Manifest
+
+
+def inspect(
+    engine_dir: Annotated[Path, typer.Argument(help="An engine directory.")],
+    check_hashes: Annotated[
+        bool, typer.Option("--check-hashes", help="Read every file and compare its contents.")
+    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Also the cpu plan's operations and tensors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Show what an engine directory holds, after checking that its files are whole."""
+    from ..runtime.manifest import load_manifest
+    from ..runtime.manifest_fields import to_json
+
+    manifest = load_manifest(engine_dir)
+    manifest.check_files(hashes=check_hashes)
+    report = _read_report(engine_dir)
+    operations = _plan_summary(manifest) if plan else None
+    if as_json:
+        content = {"manifest": to_json(manifest), "build_report": report, "kv_cache": _kv(manifest)}
+        print_json(content if operations is None else {**content, "plan": operations})
+        return
+    _print_head(manifest)
+    _print_targets(manifest, report)
+    if operations is not None:
+        _print_plan(operations)
+    checked = "contents checked" if check_hashes else "sizes checked; contents with --check-hashes"
+    print(f"files are whole ({checked})")
+
+
+def _read_report(engine_dir: Path) -> dict[str, Any]:
+    """Return build_report.json's targets; {} when it is absent, for it is no part of the engine."""
+    from ..builder.build_report import read_targets
+
+    return {name: dataclasses.asdict(one) for name, one in read_targets(engine_dir).items()}
+
+
+def _kv(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Return, a target, the bytes of KV cache: of a token, of a block, and for all sequences at full length."""
+    limits = manifest.limits
+    result = {}
+    for name, target in manifest.targets.items():
+        token = manifest.model.kv_bytes_per_token(target.kv_dtype)
+        blocks = -(-limits.max_seq_len // limits.tokens_per_block) * limits.max_batch_size
+        block = token * limits.tokens_per_block
+        result[name] = {"bytes_per_token": token, "bytes_per_block": block, "bytes_at_limits": block * blocks}
+    return result
+
+
+def _print_head(manifest: Manifest) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    model, limits = manifest.model, manifest.limits
+    windows = sorted({window for window in model.windows if window})
+    rows = {
+        "model": f"{model.architecture} ({model.family}), {model.num_parameters / 1e6:.1f} million parameters",
+        "shape": f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads "
+        f"({model.num_kv_heads} KV) of {model.head_dim}, vocabulary {model.vocab_size}"
+        + (f", windows {', '.join(map(str, windows))}" if windows else ""),
+        "precision": manifest.precision,
+        "limits": f"batch {limits.max_batch_size}, tokens a step {limits.max_num_tokens}, prompt "
+        f"{limits.max_input_len}, sequence {limits.max_seq_len}, block {limits.tokens_per_block}",
+        "tokenizer": f"{len(manifest.tokenizer.files)} files, sha256 {manifest.tokenizer.sha256[:16]}…",
+        "checkpoint": f"{manifest.checkpoint.path}, {manifest.checkpoint.fingerprint[:16]}…",
+        "built": f"{manifest.created} by plansmith {manifest.plansmith_version} on {manifest.host.cpu} "
+        f"({manifest.host.cpus} CPUs), {manifest.host.os}",
+    }
+    table = Table(title=str(manifest.root), title_justify="left", show_header=False)
+    for name, text in rows.items():
+        table.add_row(name, text)
+    Console().print(table)
+
+
+def _print_targets(manifest: Manifest, report: dict[str, Any]) -> None:
+    """Print one column a target."""
+    from rich.console import Console
+    from rich.table import Table
+
+    facts = {name: _target_facts(manifest, name, report.get(name, {})) for name in manifest.targets}
+    table = Table()
+    table.add_column("target")
+    for name in facts:
+        table.add_column(name)
+    for row in next(iter(facts.values()), {}):
+        table.add_row(row, *(one[row] for one in facts.values()))
+    Console().print(table)
+
+
+def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict[str, str]:
+    target, kv = manifest.targets[name], _kv(manifest)[name]
+    quantized = target.activation_quantization
+    weights = report.get("weight_bytes", {})
+    return {
+        "compiler": f"{target.compiler} {target.compiler_version}",
+        "runs on": " ".join(target.sm) or "any CPU",
+        "steps": target.token_layout,
+        "activations": target.compute_dtype + (f", {quantized} in products" if quantized != "none" else ""),
+        "plan": size_text(sum(file.size for file in target.files)),
+        "weights": "\n".join(f"{kind} {size_text(size)}" for kind, size in weights.items()),
+        "KV cache": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
+        "KV at limits": size_text(kv["bytes_at_limits"]),
+        "compiled in": f"{target.seconds:.1f} s",
+        "peak memory": size_text(report["peak_rss_bytes"]) if report.get("peak_rss_bytes") else "",
+        "key": f"{target.key[:16]}…",
+    }
+
+
+def _plan_summary(manifest: Manifest) -> dict[str, Any]:
+    """Return the cpu plan's operations and tensors, from its tables alone."""
+    from ..builder.targets.cpu import read_plan
+
+    plan = read_plan(manifest.plan_path("cpu"))
+    return {
+        "ops": [
+            {"name": op.name, "op": op.code.name.lower(), "tensors": [t for t in op.tensors if t >= 0]}
+            for op in plan.ops
+        ],
+        "tensors": [
+            {
+                "name": one.name,
+                "dtype": one.dtype.name.lower(),
+                "layout": one.layout.name.lower(),
+                "shape": [one.rows, one.cols],
+                "group_size": one.group_size,
+            }
+            for one in plan.tensors
+        ],
+        "slots": [{"rows": slot.rows.name.lower(), "width": slot.width} for slot in plan.slots],
+    }
+
+
+def _print_plan(plan: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    counts = collections.Counter(op["op"] for op in plan["ops"])
+    print(
+        f"cpu plan: {len(plan['ops'])} operations: "
+        + ", ".join(f"{n} {op}" for op, n in counts.most_common())
+    )
+    widths = ", ".join(f"{slot['width']} ({slot['rows']})" for slot in plan["slots"])
+    print(f"buffers, float32 columns: {widths}")
+    table = Table(title="tensors of the plan", title_justify="left")
+    for column in ("#", "tensor", "type", "layout", "shape", "group"):
+        table.add_column(column)
+    for n, one in enumerate(plan["tensors"]):
+        shape = " x ".join(map(str, one["shape"]))
+        group = str(one["group_size"] or "")
+        table.add_row(str(n), one["name"], one["dtype"], one["layout"], shape, group)
+    Console().print(table)

@@ -1,0 +1,97 @@
+"""`plansmith verify`: are the engine's logits those of its references?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._output import print_json
+
+if TYPE_CHECKING:
+    from ..builder.verify import VerifyReport
+
+
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help="An engine directory, a checkpoint directory or a .gguf file.")
+    ],
+    against: Annotated[
+        str,
+        typer.Option(
+            help="reference (the graph in ONNX Runtime), transformers (the checkpoint in float32), or all"
+        ),
+    ] = "reference",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Where an engine's checkpoint is now, if it was moved.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option("-p", "--precision", help="Of a checkpoint: what to compile it in.")
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, max=1000, help="How many sequences.")] = 6,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence at most.")] = 96,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random sequences and the plan of steps.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 = one a core.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Compare the cpu plan's logits with the reference, on mixed steps of prefill chunks and decode tokens.
+
+    Ends with exit code 1 when a comparison fails its threshold.
+    """
+    from ..builder.verify import REFEREES, has_transformers, open_subject
+    from ..builder.verify import verify as run
+
+    if against not in (*REFEREES, "all"):
+        raise typer.BadParameter(
+            f"{against!r} is not one of {', '.join(REFEREES)}, all", param_hint="--against"
+        )
+    chosen = [against] if against != "all" else list(REFEREES)
+    if against == "all" and not has_transformers():
+        print("plansmith: note: transformers is not installed, so it is left out", file=sys.stderr)
+        chosen = ["reference"]
+    with open_subject(path, checkpoint, precision) as subject:
+        report = run(
+            subject, chosen, num_sequences=sequences, max_length=length, seed=seed, num_threads=threads
+        )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+    if not report.passed:
+        sys.exit(1)
+
+
+def _print(report: VerifyReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{report.checkpoint} at {report.precision}: {report.sequences} sequences in {report.steps} mixed steps",
+        title_justify="left",
+    )
+    table.add_column("compared")
+    for column in ("tokens", "max |diff|", "mean KL", "max KL", "same best"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for one in report.comparisons:
+        limit = one.threshold
+        table.add_row(
+            f"{one.subject} with {one.referee}",
+            str(one.rows),
+            _against(one.max_diff, limit.max_diff),
+            _against(one.mean_kl, limit.mean_kl),
+            _against(one.max_kl, limit.max_kl),
+            f"{100 * one.top1:.1f} %" + (f" (>= {100 * limit.top1:.0f})" if limit.top1 else ""),
+            "pass" if one.passed else "FAIL",
+        )
+    console = Console()
+    console.print(table)
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False)
+
+
+def _against(value: float, limit: float) -> str:
+    return f"{value:.1e}" + (f" (<= {limit:.0e})" if math.isfinite(limit) else "")
