@@ -93,9 +93,15 @@ def compile_plan(
         else:
             onnx_path = Path(model).absolute()
         plan = Path(scratch) / "model.plan"
-        job = _job(onnx_path, plan, limits, spec, target)
+        job, compute = _job(onnx_path, plan, limits, spec, target)
         done = _run_child(job, Path(scratch), log_path, target, progress, stop, python)
         plan.replace(out_path)
+    if compute == "float16" and targets.residual_may_overflow(spec):
+        warning = (
+            f"the activations of {spec.family} pass float16's 65504 with some prompts; build precision bf16, or "
+            "int8 or int4, whose plans for it compute in bfloat16"
+        )
+        return dataclasses.replace(done, warnings=(*done.warnings, warning))
     return done
 
 
@@ -120,7 +126,7 @@ def flags_of(target: targets.RtxTarget) -> tuple[str, ...]:
 
 def _job(
     onnx_path: Path, plan: Path, limits: Limits, spec: DecoderSpec, target: targets.RtxTarget
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], str]:
     compute = _pool_type(onnx_path)
     inputs = contract.plan_inputs(spec, limits, compute)
     outputs = contract.plan_outputs(spec, limits, compute)
@@ -128,7 +134,7 @@ def _job(
     def listed(tensors: Sequence[contract.TensorSpec]) -> list[dict[str, Any]]:
         return [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors]
 
-    return {
+    job = {
         "onnx": str(onnx_path),
         "plan": str(plan),
         "capabilities": list(target.capabilities),
@@ -138,6 +144,7 @@ def _job(
         "kv_updates": 2 * spec.num_layers,
         "parent_pid": os.getpid(),
     }
+    return job, compute
 
 
 def _pool_type(onnx_path: Path) -> str:

@@ -32,7 +32,7 @@ Causal = Literal["mask", "lower_right"]
 _Attr = str | int | float | Sequence[int]
 
 _I32, _I64, _BOOL, _F32 = ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL, ir.DataType.FLOAT
-_HALF_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_COMPUTE_NAMES = {_F32: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
 
 
 def lower(model: ir.Model, *, causal: Causal = "mask") -> ir.Model:
@@ -40,10 +40,10 @@ def lower(model: ir.Model, *, causal: Causal = "mask") -> ir.Model:
 
     The weights stay lazy and shared with `model`, which is not changed.
     causal : how layers without a window and a soft cap mask; "lower_right" leaves it to TRT_Attention
-    raises : InvalidArgumentError unless the activations are float16 or bfloat16
+    raises : InvalidArgumentError if it is no graph of build_graph
     """
     compute = _compute_type(model)
-    lowered = _clone(model)
+    lowered = model.clone()
     lowering = _Lowering(lowered.graph, compute, causal)
     lowering.run()
     lowered.graph.opset_imports.pop(graph_contract.OP_DOMAIN, None)
@@ -52,13 +52,14 @@ def lower(model: ir.Model, *, causal: Causal = "mask") -> ir.Model:
 
 
 def compute_type_of(model: ir.Model) -> str:
-    """Return the pools' and activations' type of a graph, "float16" or "bfloat16"."""
-    return {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}[_compute_type(model)]
+    """Return the pools' and activations' type of a graph: "float32", "float16" or "bfloat16"."""
+    return _COMPUTE_NAMES[_compute_type(model)]
 
 
 def types_of(model: ir.Model) -> frozenset[str]:
     """Return the data types a plan of this graph holds, in the words of targets.py."""
     names = {
+        _F32: "fp32",
         ir.DataType.FLOAT16: "fp16",
         ir.DataType.BFLOAT16: "bf16",
         ir.DataType.INT8: "int8",
@@ -66,27 +67,18 @@ def types_of(model: ir.Model) -> frozenset[str]:
         ir.DataType.FLOAT8E4M3FN: "fp8",
         ir.DataType.FLOAT4E2M1: "fp4",
     }
+    # Norm weights are float32 in every graph, and every target takes float32: it is no reason to refuse.
     used = {v.dtype for v in model.graph.initializers.values()} | {_compute_type(model)}
     return frozenset(names[t] for t in used if t in names)
 
 
 def _compute_type(model: ir.Model) -> ir.DataType:
     pool = next((v for v in model.graph.inputs if v.name == graph_contract.k_pool(0)), None)
-    if pool is None or pool.dtype not in _HALF_TYPES:
-        got = "no pool" if pool is None else str(pool.dtype)
+    if pool is None or pool.dtype not in _COMPUTE_NAMES:
         raise InvalidArgumentError(
-            f"a TensorRT-RTX plan needs float16 or bfloat16 activations, the graph has {got}; "
-            'build it with build_graph(..., compute="float16")'
+            f"the graph has no input {graph_contract.k_pool(0)} of a floating type; give a graph of build_graph"
         )
     return pool.dtype
-
-
-def _clone(model: ir.Model) -> ir.Model:
-    clone = ir.Model(
-        model.graph.clone(), ir_version=model.ir_version, producer_name=model.producer_name or "plansmith"
-    )
-    clone.metadata_props.update(model.metadata_props)
-    return clone
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,44 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ....runtime.errors import InvalidArgumentError
+from ...batch import StepBatch
 from ...graph import contract as graph_contract
 from . import contract
 
 IntArray = npt.NDArray[np.int32]
-
-
-class PackedStep(Protocol):
-    """A step in the graph contract's inputs, whatever holds it; arrays of int32."""
-
-    @property
-    def input_ids(self) -> npt.NDArray[np.int32]:
-        """[T]"""
-
-    @property
-    def position_ids(self) -> npt.NDArray[np.int32]:
-        """[T]"""
-
-    @property
-    def query_lens(self) -> npt.NDArray[np.int32]:
-        """[B]"""
-
-    @property
-    def kv_lens(self) -> npt.NDArray[np.int32]:
-        """[B], after the step"""
-
-    @property
-    def block_table(self) -> npt.NDArray[np.int32]:
-        """[B, MB], unused entries -1"""
-
-    @property
-    def logits_rows(self) -> npt.NDArray[np.int32]:
-        """[R], rows of the packed tokens"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +34,7 @@ class RectangularStep:
     logits_idx: IntArray
 
 
-def split(step: PackedStep, num_blocks: int, block_size: int) -> Iterator[RectangularStep]:
+def split(step: StepBatch, num_blocks: int, block_size: int) -> Iterator[RectangularStep]:
     """Yield the rectangular steps of a packed one: the decode tokens together, then each longer chunk alone.
 
     num_blocks : NB, blocks of each pool; block_size : BS, positions in a block
@@ -76,7 +48,7 @@ def split(step: PackedStep, num_blocks: int, block_size: int) -> Iterator[Rectan
         yield rectangle(step, [b], num_blocks, block_size)
 
 
-def rectangle(step: PackedStep, seqs: Sequence[int], num_blocks: int, block_size: int) -> RectangularStep:
+def rectangle(step: StepBatch, seqs: Sequence[int], num_blocks: int, block_size: int) -> RectangularStep:
     """Return one [B, S] step of the sequences `seqs` of a packed step; S is their longest query.
 
     raises : InvalidArgumentError if a sequence has no new token, a position has no block, a block is beyond the

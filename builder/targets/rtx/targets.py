@@ -7,6 +7,7 @@ HW-specific datatypes". A table, so that a build is refused in a millisecond and
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import re
 
@@ -147,11 +148,9 @@ def check_installed() -> str:
         raise UnsupportedError(
             "the TensorRT-RTX compiler is not installed; run: pip install 'plansmith[rtx]' (95 MB, no GPU needed)"
         )
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
-        text = version("tensorrt_rtx")
-    except PackageNotFoundError:
+        text = importlib.metadata.version("tensorrt_rtx")
+    except importlib.metadata.PackageNotFoundError:
         return "unknown"
     found = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
     if found < _MIN_VERSION:

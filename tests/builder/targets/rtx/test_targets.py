@@ -1,0 +1,77 @@
+"""What each GPU takes, and what is said of those that no compiler here builds for."""
+
+from __future__ import annotations
+
+import pytest
+from plansmith.builder.targets.rtx import targets
+from plansmith.runtime.errors import UnsupportedError
+from rtx_models import tiny_spec
+
+
+def test_every_precision_of_every_target() -> None:
+    wrong = {
+        (sm, precision)
+        for sm in targets.TARGETS
+        for precision in ("fp16", "bf16", "int8", "int4")
+        if not _takes(sm, precision)
+    }
+    assert wrong == {("sm75", "bf16"), ("sm75", "int4")}
+
+
+def _takes(sm: str, precision: str) -> bool:
+    try:
+        targets.check_target(sm, precision, tiny_spec())
+    except UnsupportedError:
+        return False
+    return True
+
+
+def test_refusal_names_what_works() -> None:
+    with pytest.raises(UnsupportedError, match=r"sm75 \(T4, RTX 20\) has no bf16.*sm80.*fp16, int8"):
+        targets.check_target("sm75", "bf16", tiny_spec())
+
+
+def test_fp32_is_no_gpu_recipe() -> None:
+    with pytest.raises(
+        UnsupportedError, match="not built in fp32; choose one of fp16, bf16, int8, int4 for sm89"
+    ):
+        targets.check_target("sm89", "fp32", tiny_spec())
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("sm70", "sm75"), ("sm90", "sm89"), ("sm_90a", "sm89"), ("sm100", "sm89"), ("sm110", "sm120")],
+)
+def test_gpu_without_a_code_generator(name: str, nearest: str) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        targets.find_target(name)
+    assert "pip install plansmith[tensorrt]" in str(error.value)
+    assert f"the nearest target built here is {nearest}," in str(error.value)
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(UnsupportedError, match=r"'h100' is not known.*sm75, sm80, sm86, sm89, sm120, rtx"):
+        targets.find_target("h100")
+
+
+def test_gemma_computes_in_bfloat16_when_quantized() -> None:
+    gemma = tiny_spec(family="gemma2", norm_offset=1.0, embed_scale=8.0)
+    assert targets.compute_type(gemma, "int8") == "bfloat16"
+    assert targets.compute_type(tiny_spec(), "int8") == "float16"
+    assert targets.compute_type(gemma, "fp16") == "float16"
+    with pytest.raises(
+        UnsupportedError, match="has no bf16, which precision int8 of gemma2, whose activations"
+    ):
+        targets.check_target("sm75", "int8", gemma)
+
+
+def test_missing_compiler_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'plansmith\[rtx\]'"):
+        targets.check_installed()
+
+
+def test_old_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets.importlib.metadata, "version", lambda name: "1.5.0.114")
+    with pytest.raises(UnsupportedError, match=r"tensorrt_rtx is 1\.5\.0\.114, at least 1\.7 is needed"):
+        targets.check_installed()
