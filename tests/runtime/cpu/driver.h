@@ -1,0 +1,107 @@
+// Drives a psm_executor over several sequences with scattered blocks, as a scheduler would.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "plan_builder.h"
+#include "plansmith/plansmith.h"
+
+namespace plansmith {
+namespace cpu {
+
+// Owns an opened executor.
+class Driver {
+ public:
+  Driver(const std::string& path, const char* isa, int32_t threads, int32_t num_blocks,
+         uint64_t seed = 1)
+      : random_(seed) {
+    psm_cpu_options options;
+    psm_cpu_options_init(&options);
+    options.isa = isa;
+    options.num_threads = threads;
+    CHECK_OK(psm_cpu_executor_create(path.c_str(), &options, &executor));
+    info.struct_size = PSM_MODEL_INFO_SIZE;
+    CHECK_OK(executor.describe(executor.self, &info));
+    CHECK_OK(executor.open(executor.self, num_blocks));
+    for (int32_t i = 0; i < num_blocks; ++i) free_.push_back(i);
+  }
+  ~Driver() { executor.close(executor.self); }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  struct Sequence {
+    std::vector<int32_t> ids;
+    std::vector<int32_t> blocks;
+    int32_t done = 0;
+    std::vector<float> logits;  // [done][vocab]
+  };
+
+  // Runs the next counts[i] tokens of each sequence (0 = not in this step), with the logits of all
+  // of them.
+  void Step(std::vector<Sequence>* sequences, const std::vector<int32_t>& counts) {
+    std::vector<int32_t> ids, positions, query_lens, kv_lens, cu = {0}, rows, table;
+    const int32_t stride = (info.max_seq_len - 1) / info.tokens_per_block + 1;
+    for (size_t i = 0; i < sequences->size(); ++i) {
+      if (counts[i] == 0) continue;
+      Sequence& s = (*sequences)[i];
+      for (int32_t t = 0; t < counts[i]; ++t) {
+        ids.push_back(s.ids[static_cast<size_t>(s.done + t)]);
+        positions.push_back(s.done + t);
+        rows.push_back(static_cast<int32_t>(rows.size()));
+      }
+      query_lens.push_back(counts[i]);
+      kv_lens.push_back(s.done + counts[i]);
+      cu.push_back(cu.back() + counts[i]);
+      while (static_cast<int32_t>(s.blocks.size()) * info.tokens_per_block < kv_lens.back()) {
+        CHECK(!free_.empty());
+        const size_t pick = random_.Below(static_cast<uint32_t>(free_.size()));
+        s.blocks.push_back(free_[pick]);
+        free_.erase(free_.begin() + static_cast<ptrdiff_t>(pick));
+      }
+      table.resize(table.size() + static_cast<size_t>(stride), -1);
+      std::copy(s.blocks.begin(), s.blocks.end(), table.end() - stride);
+    }
+    psm_batch batch = {};
+    batch.struct_size = PSM_BATCH_SIZE;
+    batch.num_tokens = static_cast<int32_t>(ids.size());
+    batch.num_seqs = static_cast<int32_t>(query_lens.size());
+    batch.num_logits_rows = batch.num_tokens;
+    batch.block_table_stride = stride;
+    batch.input_ids = ids.data();
+    batch.position_ids = positions.data();
+    batch.query_lens = query_lens.data();
+    batch.kv_lens = kv_lens.data();
+    batch.cu_query_lens = cu.data();
+    batch.block_table = table.data();
+    batch.logits_rows = rows.data();
+    const float* logits = nullptr;
+    CHECK_OK(executor.step(executor.self, &batch, &logits));
+    for (size_t i = 0; i < sequences->size(); ++i) {
+      if (counts[i] == 0) continue;
+      Sequence& s = (*sequences)[i];
+      const size_t n = static_cast<size_t>(counts[i]) * static_cast<size_t>(info.vocab_size);
+      s.logits.insert(s.logits.end(), logits, logits + n);
+      logits += n;
+      s.done += counts[i];
+    }
+  }
+
+  void Free(Sequence* s) {
+    free_.insert(free_.end(), s->blocks.begin(), s->blocks.end());
+    *s = Sequence();
+  }
+
+  psm_executor executor = {};
+  psm_model_info info = {};
+
+ private:
+  std::vector<int32_t> free_;
+  Random random_;
+};
+
+}  // namespace cpu
+}  // namespace plansmith

@@ -1,0 +1,223 @@
+// Damaged plan files: each broken rule has its own message, and thousands of random mutations with
+// correct checksums either fail to open or run a step without a crash.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <functional>
+
+#include "driver.h"
+#include "tiny_model.h"
+
+using namespace plansmith::cpu;
+
+namespace {
+
+TinyShape SmallShape() {
+  TinyShape shape;
+  shape.layers = 1;
+  shape.dtype = kI8;
+  shape.group_size = 8;
+  return shape;
+}
+
+// Opens the file and, if that works, runs steps with an executor over it. Returns whether it
+// opened.
+bool OpenAndStep(const std::string& path, bool only_open) {
+  psm_executor executor;
+  psm_cpu_options options;
+  psm_cpu_options_init(&options);
+  options.num_threads = 1;
+  const psm_status status = psm_cpu_executor_create(path.c_str(), &options, &executor);
+  if (status != PSM_OK) {
+    CHECK(executor.self == nullptr && psm_last_error()[0] != '\0');
+    CHECK(status == PSM_ERROR_ENGINE_FILE || status == PSM_ERROR_OUT_OF_MEMORY);
+    return false;
+  }
+  psm_model_info info = {};
+  info.struct_size = PSM_MODEL_INFO_SIZE;
+  CHECK_OK(executor.describe(executor.self, &info));
+  if (!only_open && executor.open(executor.self, 3) == PSM_OK) {
+    const int32_t n =
+        std::min({3, info.max_num_tokens, info.max_seq_len, info.tokens_per_block * 3});
+    const int32_t ids[] = {0, 0, 0}, positions[] = {0, 1, 2}, cu[] = {0, n}, table[] = {1, 0, 2};
+    const int32_t row = n - 1;
+    psm_batch batch = {PSM_BATCH_SIZE, n, 1, 1, 3, ids, positions, &n, &n, cu, table, &row};
+    const float* logits = nullptr;
+    if (executor.step(executor.self, &batch, &logits) == PSM_OK) {
+      volatile float sum = 0;
+      for (int32_t i = 0; i < info.vocab_size; ++i) sum = sum + logits[i];
+    }
+  }
+  executor.close(executor.self);
+  return true;
+}
+
+void CheckRefused(const TempFile& file, const std::vector<uint8_t>& bytes,
+                  const std::string& text) {
+  file.Write(bytes);
+  psm_executor executor;
+  const psm_status status = psm_cpu_executor_create(file.path().c_str(), nullptr, &executor);
+  if (status != PSM_ERROR_ENGINE_FILE || strstr(psm_last_error(), text.c_str()) == nullptr) {
+    fprintf(stderr, "got %s \"%s\", wanted \"%s\"\n", psm_status_name(status), psm_last_error(),
+            text.c_str());
+    exit(1);
+  }
+  CHECK(strstr(psm_last_error(), file.path().c_str()) != nullptr);
+}
+
+// Each edit of a valid plan and a part of the message it must bring.
+void CheckRules() {
+  using Edit = std::function<void(TinyModel*)>;
+  const auto op = [](TinyModel* m, uint32_t code) -> OpRecord& {
+    for (OpRecord& o : m->plan.ops) {
+      if (o.code == code) return o;
+    }
+    exit(1);
+  };
+  const std::vector<std::pair<Edit, const char*>> rules = {
+      {[](TinyModel* m) { m->plan.header.vocab_size = 0; }, "vocab_size is 0, wanted 1"},
+      {[](TinyModel* m) { m->plan.header.num_kv_heads = 4; }, "not a multiple of num_kv_heads"},
+      {[](TinyModel* m) { m->plan.header.max_input_len = 97; },
+       "max_input_len is 97, wanted 1 to 96"},
+      {[](TinyModel* m) { m->plan.header.tokens_per_block = 12; }, "wanted a power of two"},
+      {[](TinyModel* m) { m->plan.header.logits_slot = 0; }, "logits_slot 0 is not"},
+      {[](TinyModel* m) { m->plan.header.reserved[3] = 1; }, "reserved header words"},
+      {[](TinyModel* m) { m->plan.slots[1].rows = 2; }, "slot 1 has rows kind 2"},
+      {[](TinyModel* m) { m->plan.slots[1].width = 0; }, "slot 1 is 0 columns wide"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.dtype = kF32; }, "do not go together"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.rows = 0; }, "is 0 x 40"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.group_size = 7; },
+       "group_size 7, wanted a divisor"},
+      {[](TinyModel* m) { m->plan.tensors[0].record.group_size = 4; },
+       "only I8 and I4 have groups"},
+      {[](TinyModel* m) { m->plan.tensors[2].data.pop_back(); }, "bytes of data, its shape wants"},
+      {[](TinyModel* m) { m->plan.tensors[2].scales.clear(); }, "has 0 bytes of scales"},
+      {[](TinyModel* m) { m->plan.tensors[2].sums.pop_back(); }, "bytes of sums"},
+      {[&](TinyModel* m) { op(m, kOpAdd).code = 99; }, "code 99 is not known"},
+      {[&](TinyModel* m) { op(m, kOpEmbed).tensors[0] = 99; }, "the embedding is tensor 99"},
+      {[&](TinyModel* m) { op(m, kOpEmbed).out.slot = 99; }, "out is slot 99 of 8"},
+      {[&](TinyModel* m) { op(m, kOpEmbed).out.col = 1; }, "out wants columns 1 to 41 of slot 0"},
+      {[&](TinyModel* m) { op(m, kOpEmbed).out.slot = 6; }, "out does not hold token rows"},
+      {[&](TinyModel* m) { op(m, kOpRmsNorm).i[0] = 0; }, "number of groups is 0"},
+      {[&](TinyModel* m) { op(m, kOpRmsNorm).i[1] = 39; }, "wanted 39 columns"},
+      {[&](TinyModel* m) { op(m, kOpRmsNorm).f[0] = -1; }, "epsilon is negative"},
+      {[&](TinyModel* m) { op(m, kOpLinear).tensors[0] = 0; }, "the weight is row-major"},
+      {[&](TinyModel* m) { op(m, kOpLinear).tensors[1] = 0; }, "the bias is 96 x 4"},
+      {[&](TinyModel* m) { op(m, kOpLinear).i[1] = 2; }, "flags are 0 and 2"},
+      {[&](TinyModel* m) { op(m, kOpLinear).in[0] = {2, 1}; }, "input and output columns overlap"},
+      {[&](TinyModel* m) { op(m, kOpLinear).in[0].slot = 6; }, "different kinds of rows"},
+      {[&](TinyModel* m) { op(m, kOpRope).i[2] = 7; }, "rotates 7 of 8"},
+      {[&](TinyModel* m) { op(m, kOpRope).tensors[1] = 2; }, "sin is not a row-major F32"},
+      {[&](TinyModel* m) { m->plan.header.max_seq_len = 97; }, "at least 97 rows"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).i[1] = 3; }, "3 KV heads"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).i[3] = 1; }, "is of layer 1, the model has 1"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).i[4] = -1; }, "window is -1"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).f[0] = INFINITY; },
+       "the scale is not a finite"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).f[1] = -1; }, "the soft cap is negative"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).out = {2, 30}; }, "columns overlap"},
+      {[&](TinyModel* m) { op(m, kOpGlu).i[1] = 3; }, "activation 3"},
+      {[&](TinyModel* m) { op(m, kOpGlu).out = {4, 30}; }, "columns overlap"},
+      {[&](TinyModel* m) { op(m, kOpAdd).in[1].col = 8; }, "in wants columns 8 to 48"},
+      {[&](TinyModel* m) { op(m, kOpScale).f[0] = NAN; }, "the factor is not a finite"},
+      {[&](TinyModel* m) { op(m, kOpSoftcap).f[0] = 0; }, "cap is not above 0"},
+      {[&](TinyModel* m) { op(m, kOpGatherRows).out.slot = 0; }, "out logits rows"},
+      {[&](TinyModel* m) { op(m, kOpAdd).name = 1 << 20; }, "has its name at byte 1048576"},
+  };
+  const TempFile file;
+  for (const auto& rule : rules) {
+    TinyModel model(SmallShape());
+    rule.first(&model);
+    CheckRefused(file, model.plan.Bytes(), rule.second);
+  }
+}
+
+void CheckFileRules() {
+  TinyModel model(SmallShape());
+  const std::vector<uint8_t> good = model.plan.Bytes();
+  const TempFile file;
+  file.Write(good);
+  CHECK(OpenAndStep(file.path(), false));
+
+  const auto edited = [&](size_t at, uint32_t value, bool seal) {
+    std::vector<uint8_t> bytes = good;
+    memcpy(bytes.data() + at, &value, sizeof(value));
+    if (seal) PlanBuilder::Seal(&bytes);
+    return bytes;
+  };
+  CheckRefused(file, {}, "has 0 bytes");
+  CheckRefused(file, std::vector<uint8_t>(good.begin(), good.begin() + 199), "has 199 bytes");
+  CheckRefused(file, edited(0, 0x12345678, true), "does not begin with PSMPLAN");
+  CheckRefused(file, edited(offsetof(PlanHeader, format_version), 2, true), "format version 2");
+  CheckRefused(file, edited(offsetof(PlanHeader, vocab_size), 5, false), "header has crc32");
+  CheckRefused(file, edited(sizeof(PlanHeader) + 56, 5, false), "tables have crc32");
+  CheckRefused(file, edited(offsetof(PlanHeader, slots_offset), 1, true),
+               "slot table begins at byte 1");
+  CheckRefused(file, edited(offsetof(PlanHeader, num_ops), 5000, true),
+               "op table has 5000 records");
+  CheckRefused(file, edited(offsetof(PlanHeader, data_offset), 63, true), "data begins at byte 63");
+  std::vector<uint8_t> longer = good;
+  longer.push_back(0);
+  CheckRefused(file, longer, "cut or appended to");
+  std::vector<uint8_t> cut(good.begin(), good.end() - 64);
+  CheckRefused(file, cut, "cut or appended to");
+  const uint64_t new_size =
+      cut.size();  // a cut that the header admits still misses the last tensor
+  memcpy(cut.data() + offsetof(PlanHeader, file_bytes), &new_size, sizeof(new_size));
+  PlanBuilder::Seal(&cut);
+  CheckRefused(file, cut, "with all of it in the file's data");
+}
+
+// Values that break arithmetic more often than random ones.
+uint32_t WildValue(Random* random) {
+  const uint32_t values[] = {0,          1,          2,          3,          7,          8,
+                             63,         64,         255,        0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
+                             0xFFFFFFC0, 0x00010000, 0x7F800000, 0x7FC00000};
+  const uint32_t n = sizeof(values) / sizeof(values[0]);
+  const uint32_t pick = random->Below(n + 4);
+  return pick < n ? values[pick] : static_cast<uint32_t>(random->Next() >> 13);
+}
+
+void Mutate(int count, uint64_t seed) {
+  Random random(seed);
+  TinyShape shape = SmallShape();
+  int opened = 0;
+  const TempFile file;
+  for (int i = 0; i < count; ++i) {
+    if (i % 200 == 0) shape.dtype = static_cast<uint32_t>(i / 200 % 4);
+    shape.group_size = shape.dtype >= kI8 && i / 800 % 2 == 0 ? 8 : 0;
+    shape.by_group = shape.group_size != 0 && i % 2 == 0;
+    static std::vector<uint8_t> good;
+    if (i % 200 == 0) good = TinyModel(shape).plan.Bytes();
+    std::vector<uint8_t> bytes = good;
+    PlanHeader h;
+    memcpy(&h, bytes.data(), sizeof(h));
+    const int edits = 1 + static_cast<int>(random.Below(3));
+    for (int e = 0; e < edits; ++e) {
+      // Mostly whole fields of the header and the tables; some single bits anywhere.
+      if (random.Below(4) != 0) {
+        const size_t words = random.Below(3) == 0 ? sizeof(PlanHeader) / 4 : h.data_offset / 4;
+        const uint32_t value = WildValue(&random);
+        memcpy(bytes.data() + 4 * random.Below(static_cast<uint32_t>(words)), &value,
+               sizeof(value));
+      } else {
+        bytes[random.Below(static_cast<uint32_t>(bytes.size()))] ^=
+            static_cast<uint8_t>(1u << random.Below(8));
+      }
+    }
+    if (random.Below(10) == 0) bytes.resize(random.Below(static_cast<uint32_t>(bytes.size())));
+    PlanBuilder::Seal(&bytes);
+    file.Write(bytes);
+    opened += OpenAndStep(file.path(), false);
+  }
+  printf("%d of %d mutated plans opened\n", opened, count);
+  CHECK(opened > 0 && opened < count);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CheckRules();
+  CheckFileRules();
+  Mutate(argc > 1 ? atoi(argv[1]) : 4000, argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
+  return 0;
+}

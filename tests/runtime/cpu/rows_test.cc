@@ -1,0 +1,152 @@
+// Row kernels of every instruction set against float64, at all lengths up to some vectors and a
+// tail.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "isas.h"
+#include "plan_builder.h"
+
+using namespace plansmith::cpu;
+
+namespace {
+
+constexpr uint32_t kLengths[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100};
+
+// |got - want| in units of the last place of `want`, but not below 1e-30.
+double Ulps(double got, double want) {
+  if (got == want) return 0;
+  const double ulp = std::ldexp(1.0, std::ilogb(std::fmax(std::fabs(want), 1e-30)) - 23);
+  return std::fabs(got - want) / ulp;
+}
+
+void CheckNear(const char* isa, const char* what, double got, double want, double allowed) {
+  if (std::fabs(got - want) <= allowed) return;
+  fprintf(stderr, "%s %s: %.9g, wanted %.9g +- %g\n", isa, what, got, want, allowed);
+  exit(1);
+}
+
+double Act(int32_t activation, double x) {
+  switch (activation) {
+    case kSilu:
+      return x / (1 + std::exp(-x));
+    case kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    default:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+  }
+}
+
+void CheckGlu(const KernelTable& kernels) {
+  const char* names[] = {"silu", "gelu_tanh", "gelu_erf"};
+  for (int32_t activation = 0; activation < 3; ++activation) {
+    double worst = 0;
+    for (double x = -20; x < 20; x += 0.00137) {
+      const float gate = static_cast<float>(x), up = 1.5f;
+      float out;
+      kernels.glu(&gate, &up, 1, activation, &out);
+      const double want = Act(activation, gate) * up;
+      // The gelus add 1 to a number near -1 on the left: the error is one of 1's last place times
+      // x.
+      const double allowed =
+          std::fabs(want) * 6e-7 + (activation == kSilu ? 1e-37 : std::fabs(x) * 2e-7);
+      CheckNear(kernels.name, names[activation], out, want, allowed);
+      if (std::fabs(want) > 0.1 && (x > 0 || activation == kSilu))
+        worst = std::fmax(worst, Ulps(out, want));
+    }
+    printf("%s %s: %.1f ulp\n", kernels.name, names[activation], worst);
+    CHECK(worst < 8);
+    const float wild[] = {-100, -1000, 1000, 0};
+    const float ups[] = {1, 1, 1, 1};
+    float out[4];
+    kernels.glu(wild, ups, 4, activation, out);
+    CHECK(std::fabs(out[1]) < 1e-34 && out[2] == 1000 && out[3] == 0);
+    const float nan = NAN;
+    kernels.glu(&nan, ups, 1, activation, out);
+    CHECK(std::isnan(out[0]));
+  }
+}
+
+void CheckSoftcap(const KernelTable& kernels) {
+  double worst = 0;
+  for (double x = -300; x < 300; x += 0.0173) {
+    float y = static_cast<float>(x);
+    const double want = 30 * std::tanh(static_cast<double>(y) / 30);
+    kernels.softcap(&y, 1, 30.0f);
+    worst = std::fmax(worst, Ulps(y, want));
+  }
+  CHECK(worst < 5);
+}
+
+void CheckLengths(const KernelTable& kernels, uint32_t n, Random* random) {
+  const std::vector<float> a = random->Floats(n, 4), b = random->Floats(n, 4);
+  std::vector<float> out(n + 1, 9.0f);
+  kernels.add(a.data(), b.data(), n, out.data());
+  for (uint32_t i = 0; i < n; ++i) CHECK(out[i] == a[i] + b[i]);
+  CHECK(out[n] == 9.0f);
+
+  double squares = 0;
+  for (float x : a) squares += static_cast<double>(x) * x;
+  kernels.rms_norm(a.data(), b.data(), n, 1e-5f, out.data());
+  for (uint32_t i = 0; i < n; ++i) {
+    const double want = a[i] / std::sqrt(squares / n + 1e-5) * b[i];
+    CheckNear(kernels.name, "rms_norm", out[i], want, 1e-6 * std::fabs(want) + 1e-30);
+  }
+  CHECK(out[n] == 9.0f);
+
+  std::vector<float> in_place = a;
+  kernels.scale(in_place.data(), n, 0.3f);
+  for (uint32_t i = 0; i < n; ++i) CHECK(in_place[i] == a[i] * 0.3f);
+
+  for (int32_t activation = 0; activation < 3; ++activation) {
+    kernels.glu(a.data(), b.data(), n, activation, out.data());
+    for (uint32_t i = 0; i < n; ++i) {
+      CheckNear(kernels.name, "glu", out[i], Act(activation, a[i]) * b[i], 4e-6);
+      float alone;  // the same bits wherever in a vector the number stands
+      kernels.glu(&a[i], &b[i], 1, activation, &alone);
+      CHECK(alone == out[i]);
+    }
+    CHECK(out[n] == 9.0f);
+  }
+
+  std::vector<float> x = random->Floats(2 * n, 2);
+  const std::vector<float> before = x;
+  kernels.rope(x.data(), a.data(), b.data(), n);
+  for (uint32_t i = 0; i < n; ++i) {
+    const double x1 = before[i], x2 = before[n + i];
+    CheckNear(kernels.name, "rope", x[i], x1 * a[i] - x2 * b[i], 3e-6);
+    CheckNear(kernels.name, "rope", x[n + i], x2 * a[i] + x1 * b[i], 3e-6);
+  }
+}
+
+void CheckEmbedding() {
+  Random random(5);
+  for (uint32_t dtype = 0; dtype < 4; ++dtype) {
+    for (int variant = 0; variant < 2;
+         ++variant) {  // one group or groups of 24; packed or row-major
+      const bool row_major = variant == 1 && dtype <= kBF16;
+      const uint32_t n = 37, k = 72, group_size = dtype >= kI8 && variant == 1 ? 24 : 0;
+      const Packed p = PackMatrix(random.Floats(n * k), n, k, dtype, group_size, row_major);
+      std::vector<float> out(k);
+      for (uint32_t row = 0; row < n; ++row) {
+        DequantizeRow(p.Matrix(), p.record.layout, row, 2.5f, out.data());
+        for (uint32_t i = 0; i < k; ++i) {
+          const double want = 2.5 * p.values[row * k + i];
+          CheckNear("embedding", "row", out[i], want, std::fabs(want) * 2e-7);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const KernelTable* kernels : UsableTables()) {
+    Random random(3);
+    for (uint32_t n : kLengths) CheckLengths(*kernels, n, &random);
+    CheckGlu(*kernels);
+    CheckSoftcap(*kernels);
+    printf("%s: ok\n", kernels->name);
+  }
+  CheckEmbedding();
+  return 0;
+}

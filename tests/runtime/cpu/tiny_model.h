@@ -1,0 +1,301 @@
+// A small decoder as a plan, with every op in it, and its forward pass in float64.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "plan_builder.h"
+
+namespace plansmith {
+namespace cpu {
+
+// Sizes; the defaults have tails everywhere.
+struct TinyShape {
+  uint32_t vocab = 83, hidden = 40, layers = 2, heads = 6, kv_heads = 2, dim = 8, inner = 56;
+  uint32_t block = 8, max_tokens = 64, max_batch = 8, max_len = 96;
+  uint32_t dtype = kF32, group_size = 0;
+  bool by_group = false;
+};
+
+class TinyModel {
+ public:
+  explicit TinyModel(const TinyShape& shape, uint64_t seed = 1) : s(shape), random_(seed) {
+    Build();
+  }
+
+  // Logits of every token of a sequence, [n][vocab], in float64 with the stored weights.
+  std::vector<double> Forward(const std::vector<int32_t>& ids) const;
+
+  PlanBuilder plan;
+  const TinyShape s;
+
+ private:
+  using Rows = std::vector<double>;  // [n][width]
+
+  int32_t Vector(const char* name, uint32_t n) {
+    std::vector<float> v(n);
+    for (float& x : v) x = random_.Uniform(0.5f, 1.5f);
+    return plan.Tensor(name, PackMatrix(v, 1, n, kF32, 0, true));
+  }
+  int32_t Weight(const char* name, uint32_t n, uint32_t k, float size) {
+    return plan.Tensor(name, PackMatrix(random_.Floats(static_cast<size_t>(n) * k, size), n, k,
+                                        s.dtype, s.group_size));
+  }
+  void Linear(const char* name, View in, int32_t weight, int32_t bias, View out, bool add) {
+    OpRecord& op = plan.Op(kOpLinear, name);
+    op.in[0] = in;
+    op.out = out;
+    op.tensors[0] = weight;
+    op.tensors[1] = bias;
+    op.i[0] = add;
+    op.i[1] = s.by_group;
+  }
+  void Norm(const char* name, View in, View out, uint32_t groups, uint32_t width) {
+    const int32_t weight = Vector(name, width);
+    OpRecord& op = plan.Op(kOpRmsNorm, name);
+    op.in[0] = in;
+    op.out = out;
+    op.tensors[0] = weight;
+    op.i[0] = static_cast<int32_t>(groups);
+    op.i[1] = static_cast<int32_t>(width);
+    op.f[0] = 1e-5f;
+  }
+  void Pointwise(uint32_t code, View out, uint32_t width, float f) {
+    OpRecord& op = plan.Op(code, "pointwise");
+    op.out = out;
+    op.i[0] = static_cast<int32_t>(width);
+    op.f[0] = f;
+  }
+  void Build();
+  void Layer(int32_t layer);
+  void RunOp(const OpRecord& op, const std::vector<int32_t>& ids, std::vector<Rows>* slots) const;
+  void RunAttention(const OpRecord& op, size_t n, std::vector<Rows>* slots) const;
+
+  Random random_;
+  int32_t x_ = 0, normed_ = 0, qkv_ = 0, attended_ = 0, gate_up_ = 0, inner_ = 0, last_ = 0,
+          logits_ = 0;
+  int32_t cos_ = 0, sin_ = 0;
+};
+
+inline void TinyModel::Build() {
+  PlanHeader& h = plan.header;
+  h.vocab_size = static_cast<int32_t>(s.vocab);
+  h.hidden_size = static_cast<int32_t>(s.hidden);
+  h.num_layers = static_cast<int32_t>(s.layers);
+  h.num_heads = static_cast<int32_t>(s.heads);
+  h.num_kv_heads = static_cast<int32_t>(s.kv_heads);
+  h.head_dim = static_cast<int32_t>(s.dim);
+  h.max_batch_size = static_cast<int32_t>(s.max_batch);
+  h.max_num_tokens = static_cast<int32_t>(s.max_tokens);
+  h.max_input_len = static_cast<int32_t>(s.max_len);
+  h.max_seq_len = static_cast<int32_t>(s.max_len);
+  h.tokens_per_block = static_cast<int32_t>(s.block);
+  const uint32_t q = s.heads * s.dim, kv = s.kv_heads * s.dim;
+  x_ = plan.Slot(kRowsTokens, s.hidden);
+  normed_ = plan.Slot(kRowsTokens, s.hidden);
+  qkv_ = plan.Slot(kRowsTokens, q + 2 * kv);
+  attended_ = plan.Slot(kRowsTokens, q);
+  gate_up_ = plan.Slot(kRowsTokens, 2 * s.inner);
+  inner_ = plan.Slot(kRowsTokens, s.inner);
+  last_ = plan.Slot(kRowsLogits, s.hidden);
+  logits_ = plan.Slot(kRowsLogits, s.vocab);
+  h.logits_slot = static_cast<uint32_t>(logits_);
+  const uint32_t half = s.dim / 2;
+  std::vector<float> cos, sin;
+  for (uint32_t p = 0; p < s.max_len; ++p) {
+    for (uint32_t i = 0; i < half; ++i) {
+      const double angle = p * std::pow(100.0, -static_cast<double>(i) / half);
+      cos.push_back(static_cast<float>(std::cos(angle)));
+      sin.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  cos_ = plan.Tensor("cos", PackMatrix(cos, s.max_len, half, kF32, 0, true));
+  sin_ = plan.Tensor("sin", PackMatrix(sin, s.max_len, half, kF32, 0, true));
+  const int32_t table = Weight("embed", s.vocab, s.hidden, 1);
+  OpRecord& embed = plan.Op(kOpEmbed, "embed");
+  embed.out = {x_, 0};
+  embed.tensors[0] = table;
+  embed.f[0] = 1.5f;
+  for (uint32_t layer = 0; layer < s.layers; ++layer) Layer(static_cast<int32_t>(layer));
+  OpRecord& gather = plan.Op(kOpGatherRows, "last");
+  gather.in[0] = {x_, 0};
+  gather.out = {last_, 0};
+  gather.i[0] = static_cast<int32_t>(s.hidden);
+  Norm("norm", {last_, 0}, {last_, 0}, 1, s.hidden);
+  Linear("lm_head", {last_, 0}, table, -1, {logits_, 0}, false);
+  Pointwise(kOpScale, {logits_, 0}, s.vocab, 0.7f);
+  Pointwise(kOpSoftcap, {logits_, 0}, s.vocab, 30);
+}
+
+inline void TinyModel::Layer(int32_t layer) {
+  const uint32_t q = s.heads * s.dim, kv = s.kv_heads * s.dim;
+  const float size = 1 / std::sqrt(static_cast<float>(s.hidden));
+  Norm("input_norm", {x_, 0}, {normed_, 0}, 1, s.hidden);
+  const int32_t qkv = Weight("qkv", q + 2 * kv, s.hidden, size),
+                bias = Vector("qkv_bias", q + 2 * kv);
+  Linear("qkv", {normed_, 0}, qkv, bias, {qkv_, 0}, false);
+  Norm("q_norm", {qkv_, 0}, {qkv_, 0}, s.heads, s.dim);
+  for (int part = 0; part < 2; ++part) {
+    OpRecord& rope = plan.Op(kOpRope, part == 0 ? "rope_q" : "rope_k");
+    rope.out = {qkv_, part == 0 ? 0 : q};
+    rope.tensors[0] = cos_;
+    rope.tensors[1] = sin_;
+    rope.i[0] = static_cast<int32_t>(part == 0 ? s.heads : s.kv_heads);
+    rope.i[1] = rope.i[2] = static_cast<int32_t>(s.dim);
+  }
+  OpRecord& attention = plan.Op(kOpPagedAttention, "attention");
+  attention.in[0] = {qkv_, 0};
+  attention.in[1] = {qkv_, q};
+  attention.in[2] = {qkv_, q + kv};
+  attention.out = {attended_, 0};
+  attention.i[0] = static_cast<int32_t>(s.heads);
+  attention.i[1] = static_cast<int32_t>(s.kv_heads);
+  attention.i[2] = static_cast<int32_t>(s.dim);
+  attention.i[3] = layer;
+  attention.i[4] = layer % 2 == 1 ? 20 : 0;  // odd layers have a window
+  attention.f[0] = 1 / std::sqrt(static_cast<float>(s.dim));
+  attention.f[1] = layer % 2 == 1 ? 10.0f : 0.0f;
+  const int32_t o = Weight("o", s.hidden, q, size);
+  Linear("o", {attended_, 0}, o, -1, {normed_, 0}, false);
+  OpRecord& add = plan.Op(kOpAdd, "residual");
+  add.in[0] = {x_, 0};
+  add.in[1] = {normed_, 0};
+  add.out = {x_, 0};
+  add.i[0] = static_cast<int32_t>(s.hidden);
+  Norm("mlp_norm", {x_, 0}, {normed_, 0}, 1, s.hidden);
+  const int32_t gate_up = Weight("gate_up", 2 * s.inner, s.hidden, size);
+  Linear("gate_up", {normed_, 0}, gate_up, -1, {gate_up_, 0}, false);
+  OpRecord& glu = plan.Op(kOpGlu, "glu");
+  glu.in[0] = {gate_up_, 0};
+  glu.in[1] = {gate_up_, s.inner};
+  glu.out = {inner_, 0};
+  glu.i[0] = static_cast<int32_t>(s.inner);
+  glu.i[1] = layer % 3;
+  const int32_t down = Weight("down", s.hidden, s.inner, size);
+  Linear("down", {inner_, 0}, down, -1, {x_, 0}, true);
+}
+
+inline std::vector<double> TinyModel::Forward(const std::vector<int32_t>& ids) const {
+  std::vector<Rows> slots;
+  for (const SlotRecord& slot : plan.slots) slots.emplace_back(ids.size() * slot.width);
+  for (const OpRecord& op : plan.ops) RunOp(op, ids, &slots);
+  return slots[static_cast<size_t>(logits_)];
+}
+
+inline void TinyModel::RunOp(const OpRecord& op, const std::vector<int32_t>& ids,
+                             std::vector<Rows>* slots) const {
+  if (op.code == kOpPagedAttention) return RunAttention(op, ids.size(), slots);
+  const auto at = [&](const View& view, size_t row) {
+    const size_t slot = static_cast<size_t>(view.slot);
+    return (*slots)[slot].data() + row * plan.slots[slot].width + view.col;
+  };
+  const auto tensor = [&](int idx) -> const Packed& {
+    return plan.tensors[static_cast<size_t>(op.tensors[idx])];
+  };
+  const uint32_t width = static_cast<uint32_t>(op.i[0]);
+  for (size_t t = 0; t < ids.size(); ++t) {
+    double* out = at(op.out, t);
+    const double* a = op.in[0].slot >= 0 ? at(op.in[0], t) : nullptr;
+    switch (op.code) {
+      case kOpEmbed:
+        for (uint32_t k = 0; k < s.hidden; ++k) {
+          out[k] = op.f[0] * tensor(0).values[static_cast<size_t>(ids[t]) * s.hidden + k];
+        }
+        break;
+      case kOpRmsNorm:
+        for (uint32_t g = 0; g < width; ++g) {
+          const uint32_t n = static_cast<uint32_t>(op.i[1]);
+          double squares = 0;
+          for (uint32_t i = 0; i < n; ++i) squares += a[g * n + i] * a[g * n + i];
+          const double factor = 1 / std::sqrt(squares / n + op.f[0]);
+          for (uint32_t i = 0; i < n; ++i)
+            out[g * n + i] = a[g * n + i] * factor * tensor(0).values[i];
+        }
+        break;
+      case kOpLinear: {
+        const TensorRecord& r = tensor(0).record;
+        for (uint32_t n = 0; n < r.rows; ++n) {
+          double sum = op.i[0] ? out[n] : 0;
+          if (op.tensors[1] >= 0) sum += tensor(1).values[n];
+          for (uint32_t k = 0; k < r.cols; ++k) {
+            sum += a[k] * tensor(0).values[static_cast<size_t>(n) * r.cols + k];
+          }
+          out[n] = sum;
+        }
+        break;
+      }
+      case kOpRope:
+        for (uint32_t head = 0; head < width; ++head) {
+          const uint32_t half = static_cast<uint32_t>(op.i[2]) / 2;
+          double* x = out + head * static_cast<uint32_t>(op.i[1]);
+          for (uint32_t i = 0; i < half; ++i) {
+            const double c = tensor(0).values[t * half + i], d = tensor(1).values[t * half + i];
+            const double x1 = x[i], x2 = x[half + i];
+            x[i] = x1 * c - x2 * d;
+            x[half + i] = x2 * c + x1 * d;
+          }
+        }
+        break;
+      case kOpGlu: {
+        const double* up = at(op.in[1], t);
+        for (uint32_t i = 0; i < width; ++i) {
+          const double x = a[i];
+          const double cubic = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+          const double act = op.i[1] == 0   ? x / (1 + std::exp(-x))
+                             : op.i[1] == 1 ? 0.5 * x * (1 + std::tanh(cubic))
+                                            : 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+          out[i] = act * up[i];
+        }
+        break;
+      }
+      case kOpAdd: {
+        const double* b = at(op.in[1], t);
+        for (uint32_t i = 0; i < width; ++i) out[i] = a[i] + b[i];
+        break;
+      }
+      case kOpSoftcap:
+        for (uint32_t i = 0; i < width; ++i) out[i] = op.f[0] * std::tanh(out[i] / op.f[0]);
+        break;
+      case kOpScale:
+        for (uint32_t i = 0; i < width; ++i) out[i] *= op.f[0];
+        break;
+      default:  // kOpGatherRows: all rows are wanted
+        for (uint32_t i = 0; i < width; ++i) out[i] = a[i];
+    }
+  }
+}
+
+inline void TinyModel::RunAttention(const OpRecord& op, size_t n, std::vector<Rows>* slots) const {
+  const auto at = [&](const View& view, size_t row) {
+    const size_t slot = static_cast<size_t>(view.slot);
+    return (*slots)[slot].data() + row * plan.slots[slot].width + view.col;
+  };
+  for (size_t t = 0; t < n; ++t) {
+    const size_t window = static_cast<size_t>(op.i[4]);
+    const size_t from = window > 0 && t + 1 > window ? t + 1 - window : 0;
+    for (uint32_t h = 0; h < s.heads; ++h) {
+      const size_t kv = h / (s.heads / s.kv_heads) * s.dim;
+      std::vector<double> p;
+      double sum = 0;
+      for (size_t j = from; j <= t; ++j) {
+        double dot = 0;
+        for (uint32_t d = 0; d < s.dim; ++d)
+          dot += at(op.in[0], t)[h * s.dim + d] * at(op.in[1], j)[kv + d];
+        dot *= op.f[0];
+        if (op.f[1] > 0) dot = op.f[1] * std::tanh(dot / op.f[1]);
+        p.push_back(std::exp(dot));
+        sum += p.back();
+      }
+      for (uint32_t d = 0; d < s.dim; ++d) {
+        double value = 0;
+        for (size_t j = from; j <= t; ++j) value += p[j - from] / sum * at(op.in[2], j)[kv + d];
+        at(op.out, t)[h * s.dim + d] = value;
+      }
+    }
+  }
+}
+
+}  // namespace cpu
+}  // namespace plansmith
