@@ -134,7 +134,8 @@ def _print_report(result: dict[str, Any]) -> None:
         (
             "KV blocks",
             f"{kv['peak_used_blocks']} of {kv['max_num_blocks']} in use at most "
-            f"({kv['cache_bytes'] / 2**20:.0f} MiB in all), {kv['waste'] * 100:.1f}% of the allocated positions empty, {result['num_pauses']} pauses",
+            f"({kv['cache_bytes'] / 2**20:.0f} MiB in all), {kv['waste'] * 100:.1f}% "
+            f"of the allocated positions empty, {result['num_pauses']} pauses",
         ),
         ("memory", f"{result['peak_rss_bytes'] / 2**20:.0f} MiB resident at most"),
     ]

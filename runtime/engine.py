@@ -76,9 +76,11 @@ class RequestHandle:
         self.cancel()
 
     def _take(self, item: Delta | Error) -> None:
-        (self._on_delta or self._deltas.put)(item)
-        if _is_last(item):
-            self._finished.set()
+        try:
+            (self._on_delta or self._deltas.put)(item)
+        finally:  # an on_delta that raises must not leave result() waiting
+            if _is_last(item):
+                self._finished.set()
 
 
 class TextStream(Iterator[Delta]):

@@ -274,8 +274,9 @@ class EngineBase:
                 elif state.on_token(event):
                     self._cancel(event.request_id)
             except Exception as error:  # one request's text must not stop the others
-                state.fail(InternalError(f"handling a token failed: {type(error).__name__}: {error}"))
                 self._cancel(event.request_id)
+                with contextlib.suppress(Exception):  # the sink may be what fails; the state has the error
+                    state.fail(InternalError(f"handling a token failed: {type(error).__name__}: {error}"))
         return len(events)
 
     def _cancel(self, request_id: int | None) -> None:

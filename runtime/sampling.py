@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .errors import InvalidArgumentError
 
@@ -60,11 +61,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError naming the parameter, what it got and what it can be."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
+        stop = self.stop if isinstance(self.stop, str) else tuple(_entries("stop", self.stop))
+        object.__setattr__(self, "stop", stop)  # a copy: the caller's list may change
         self._check_lengths()
         self._check_distribution()
-        self._check_sequences(stop)
+        self._check_sequences()
+        self._check_switches()
 
     def seed_or_random(self) -> int:
         """Return the seed; when none was given and the request samples, one from the operating system."""
@@ -107,21 +109,38 @@ class SamplingParams:
         _check_float("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
         _check_float("priority", self.priority, 0.0, 1.0)
 
-    def _check_sequences(self, stop: tuple[str, ...]) -> None:
-        for text in stop:
+    def _check_sequences(self) -> None:
+        for text in self.stop_strings:
             if not isinstance(text, str) or not text:
                 raise InvalidArgumentError(f"stop has {text!r}, every entry must be a non-empty string")
-        for word in self.bad_words:
+        for word in _entries("bad_words", self.bad_words):
+            if not isinstance(word, str):
+                for token in _entries("bad_words", word):
+                    _check_int("bad_words", token, 0, 2**31 - 1)
             if len(word) == 0:
                 raise InvalidArgumentError("bad_words has an empty entry; leave it out")
-        for token in self.stop_token_ids:
+        for token in _entries("stop_token_ids", self.stop_token_ids):
             _check_int("stop_token_ids", token, 0, 2**31 - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidArgumentError(f"logit_bias is {self.logit_bias!r}, it must map token ids to numbers")
         for token, bias in self.logit_bias.items():
             _check_int("logit_bias", token, 0, 2**31 - 1)
             if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
                 raise InvalidArgumentError(
                     f"logit_bias of token {token} is {bias!r}, it must be a number (or -inf)"
                 )
+
+    def _check_switches(self) -> None:
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}, it must be True or False")
+
+
+def _entries(name: str, value: object) -> Sequence[Any]:
+    """Return a list parameter; a string is a sequence too, but never what is meant."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidArgumentError(f"{name} has {value!r}, it must be a list")
+    return value
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

@@ -1,0 +1,191 @@
+"""AsyncEngine over the fake model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from fake_executor import FakeModel, fake_executor, greedy
+from plansmith.runtime import errors
+from plansmith.runtime.async_engine import AsyncEngine
+from plansmith.runtime.engine import SamplingParams
+from plansmith.runtime.executor import PythonExecutor
+from plansmith.runtime.native_engine import EngineOptions
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+LONG = dataclasses.replace(GREEDY, max_tokens=60)
+
+
+def run(
+    body: Callable[[AsyncEngine], Coroutine[Any, Any, Any]],
+    model: FakeModel | None = None,
+    options: EngineOptions | None = None,
+) -> Any:
+    async def main() -> Any:
+        executor = PythonExecutor(model) if model is not None else fake_executor()
+        async with AsyncEngine.from_executor(executor, options) as engine:
+            return await asyncio.wait_for(body(engine), 30)
+
+    return asyncio.run(main())
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    while engine.stats().num_completed_requests < engine.stats().num_submitted_requests:
+        await asyncio.sleep(0.002)
+
+
+def test_a_stream_has_the_models_tokens() -> None:
+    async def body(engine: AsyncEngine) -> list[int]:
+        return [t async for d in engine.stream([1, 2, 3], GREEDY) for t in d.token_ids]
+
+    assert run(body) == greedy([1, 2, 3], 8)
+
+
+def test_many_at_once_keep_their_order() -> None:
+    prompts = [[i, i + 1] for i in range(30)]
+
+    async def body(engine: AsyncEngine) -> Any:
+        return await engine.generate_all(prompts, GREEDY)
+
+    assert [list(c.token_ids) for c in run(body)] == [greedy(p, 8) for p in prompts]
+
+
+def test_more_than_the_queue_holds_wait_for_room() -> None:
+    prompts = [[i, 5] for i in range(30)]
+
+    async def body(engine: AsyncEngine) -> Any:
+        return await engine.generate_all(prompts, GREEDY)
+
+    completions = run(body, options=EngineOptions(max_queue_size=1))
+    assert [list(c.token_ids) for c in completions] == [greedy(p, 8) for p in prompts]
+
+
+def test_a_cancelled_task_cancels_its_request() -> None:
+    gate = threading.Event()
+
+    async def body(engine: AsyncEngine) -> Any:
+        task = asyncio.create_task(engine.generate([1, 2], LONG))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        await until_idle(engine)
+        return engine.stats()
+
+    stats = run(body, FakeModel(gate=gate))
+    assert stats.num_completed_requests == 1 and stats.num_generated_tokens < 10
+
+
+def test_leaving_a_stream_early_cancels_its_request() -> None:
+    async def body(engine: AsyncEngine) -> Any:
+        stream = engine.stream([1, 2], LONG)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await until_idle(engine)
+        return engine.stats()
+
+    assert run(body).num_generated_tokens < 60
+
+
+def test_an_error_reaches_the_task_and_the_others_go_on() -> None:
+    async def body(engine: AsyncEngine) -> Any:
+        with pytest.raises(errors.ShapeError, match="48"):
+            await engine.generate([1] * 49, GREEDY)
+        return await engine.generate([1, 2], GREEDY)
+
+    assert list(run(body).token_ids) == greedy([1, 2], 8)
+
+
+def test_the_first_error_of_many_cancels_the_rest() -> None:
+    async def body(engine: AsyncEngine) -> Any:
+        with pytest.raises(errors.InvalidArgumentError):
+            await engine.generate_all([[1, 2], [99]], LONG)
+        await until_idle(engine)
+        return engine.stats()
+
+    assert run(body).num_generated_tokens < 60
+
+
+def test_a_failing_step_is_raised() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        with pytest.raises(errors.ExecutorError, match="told to fail"):
+            await engine.generate([1, 2], GREEDY)
+
+    run(body, FakeModel(fail_at_step=1))
+
+
+def test_closing_fails_what_is_running() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        task = asyncio.create_task(engine.generate([1, 2], LONG))
+        await asyncio.sleep(0)
+        await engine.aclose()
+        with pytest.raises(errors.ShutdownError):
+            await task
+        with pytest.raises(errors.ShutdownError):
+            await engine.generate([1, 2], GREEDY)
+
+    run(body)
+
+
+def test_the_loop_is_free_while_a_step_runs() -> None:
+    gate = threading.Event()
+
+    async def body(engine: AsyncEngine) -> Any:
+        task = asyncio.create_task(engine.generate([1, 2], GREEDY))
+        ticks = 0
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+            ticks += 1
+        assert not task.done()
+        gate.set()
+        return ticks, await task
+
+    ticks, completion = run(body, FakeModel(gate=gate))
+    assert ticks == 20 and list(completion.token_ids) == greedy([1, 2], 8)
+
+
+def test_waiting_does_not_poll() -> None:
+    gate = threading.Event()
+    polls = 0
+
+    async def body(engine: AsyncEngine) -> None:
+        nonlocal polls
+        pump = engine._pump
+
+        def counted(timeout_ms: int) -> int:
+            nonlocal polls
+            polls += 1
+            return pump(timeout_ms)
+
+        engine._pump = counted  # type: ignore[method-assign]
+        task = asyncio.create_task(engine.generate([1, 2], GREEDY))
+        await asyncio.sleep(0.1)
+        assert polls == 0, "nothing has happened yet"
+        gate.set()
+        await task
+
+    run(body, FakeModel(gate=gate))
+    assert 1 <= polls <= 18  # at most one for each of 9 events, and one to find the queue empty
+
+
+def test_another_loop_is_refused() -> None:
+    engine = AsyncEngine.from_executor(fake_executor())
+
+    async def use() -> Any:
+        return await engine.generate([1, 2], GREEDY)
+
+    asyncio.run(use())
+    with pytest.raises(errors.InvalidArgumentError, match="another event loop"):
+        asyncio.run(use())
+    asyncio.run(engine.aclose())
+
+
+def test_manual_steps_are_refused() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="manual_step"):
+        AsyncEngine.from_executor(fake_executor(), EngineOptions(manual_step=True))

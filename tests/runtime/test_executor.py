@@ -1,0 +1,113 @@
+"""Executors written in Python, and the function table as Python sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_executor import INFO, FakeModel, greedy
+from plansmith.runtime import errors
+from plansmith.runtime.engine import Engine, SamplingParams
+from plansmith.runtime.executor import Executor, PythonExecutor, cpu_executor
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
+
+
+class Breaks(FakeModel):
+    """Raises in the named method."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__()
+        self._where, self._error = where, error
+
+    def _maybe(self, where: str) -> None:
+        if where == self._where:
+            raise self._error
+
+    def describe(self) -> Any:
+        self._maybe("describe")
+        return super().describe()
+
+    def open(self, num_blocks: int) -> None:
+        self._maybe("open")
+        super().open(num_blocks)
+
+    def step(self, batch: Any) -> Any:
+        self._maybe("step")
+        return super().step(batch)
+
+
+@pytest.mark.parametrize("where", ["describe", "open"])
+@pytest.mark.parametrize("error", [RuntimeError("no memory for ünits"), KeyError("k"), SystemExit(3)])
+def test_an_exception_while_starting_fails_the_engine_with_its_text(where: str, error: BaseException) -> None:
+    model = Breaks(where, error)
+    with pytest.raises(errors.ExecutorError, match=type(error).__name__) as caught:
+        Engine.from_executor(PythonExecutor(model))
+    assert str(error) in str(caught.value)
+    assert model.closed == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("bad ünit"), AssertionError(), KeyboardInterrupt()])
+def test_an_exception_in_a_step_fails_its_requests_with_its_text(error: BaseException) -> None:
+    with Engine.from_executor(PythonExecutor(Breaks("step", error))) as engine:
+        with pytest.raises(errors.ExecutorError, match=type(error).__name__) as caught:
+            engine.generate([[1, 2]], GREEDY)
+        assert str(error) in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 63), (2, 64), (64,)])
+def test_logits_of_another_shape_fail_the_step(shape: tuple[int, ...]) -> None:
+    class Wrong(FakeModel):
+        def step(self, batch: Any) -> Any:
+            return np.zeros(shape, np.float32)
+
+    with Engine.from_executor(PythonExecutor(Wrong())) as engine:
+        with pytest.raises(errors.ExecutorError, match=r"shape .*, the step wants \(1, 64\)"):
+            engine.generate([[1, 2]], GREEDY)
+
+
+def test_logits_of_another_type_and_layout_are_converted() -> None:
+    class Other(FakeModel):
+        def step(self, batch: Any) -> Any:
+            return np.asfortranarray(super().step(batch).astype(np.float64))
+
+    with Engine.from_executor(PythonExecutor(Other())) as engine:
+        assert list(engine.generate([[1, 2]], GREEDY)[0].token_ids) == greedy([1, 2], 4)
+
+
+def test_an_executor_can_wrap_another() -> None:
+    class Doubled:
+        """Greedy tokens do not change when all logits are doubled."""
+
+        def __init__(self, inner: Executor) -> None:
+            self.inner = inner
+
+        def describe(self) -> Any:
+            return self.inner.describe()
+
+        def open(self, num_blocks: int) -> None:
+            self.inner.open(num_blocks)
+
+        def step(self, batch: Any) -> Any:
+            return self.inner.step(batch) * 2
+
+        def close(self) -> None:
+            self.inner.close()
+
+    model = FakeModel()
+    with Engine.from_executor(PythonExecutor(Doubled(PythonExecutor(model)))) as engine:
+        assert engine.model_info == dataclasses.replace(INFO)
+        assert list(engine.generate([[1, 2]], GREEDY)[0].token_ids) == greedy([1, 2], 4)
+    assert model.closed == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a plan at all", b"\0" * 4096])
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.plan"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(errors.EngineFileError, match=r"model\.plan"):
+        cpu_executor(path)
