@@ -17,7 +17,7 @@ def rope(w: Walk, node: ir.Node) -> None:
     """RotaryEmbedding, in place on the columns of q or k."""
     source = w.activation(node, 0)
     heads = int_attribute(node, "num_heads", 0) or (source.dims[1] if len(source.dims) == 4 else 0)
-    if not heads or source.storage.width % heads or int_attribute(node, "interleaved", 0):
+    if heads < 1 or source.storage.width % heads or int_attribute(node, "interleaved", 0):
         raise w.error(node, "the cpu target rotates halves of num_heads heads")
     if w.input_name(node.inputs[3] if len(node.inputs) > 3 else None) != contract.POSITION_IDS:
         raise w.error(node, f"the cpu target rotates by {contract.POSITION_IDS}")

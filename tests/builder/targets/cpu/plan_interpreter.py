@@ -19,8 +19,9 @@ from plansmith.builder.targets.cpu.plan_reader import Plan, PlanTensor, read_pla
 class PlanInterpreter:
     """A plan with pools of its own; `step` gives logits [R, V]."""
 
-    def __init__(self, path: Path | str, num_blocks: int) -> None:
+    def __init__(self, path: Path | str, num_blocks: int, *, quantize_activations: bool = True) -> None:
         self.plan: Plan = read_plan(path)
+        self.quantize_activations = quantize_activations
         m = self.plan.model
         shape = (m["num_layers"], num_blocks, m["num_kv_heads"], m["tokens_per_block"], m["head_dim"])
         self.k_pools, self.v_pools = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -60,7 +61,9 @@ class PlanInterpreter:
     def _linear(self, op: Op) -> None:
         tensor = self.plan.tensors[op.tensors[0]]
         x = self.view(op.ins[0], tensor.cols)
-        y = product(x, tensor, self.matrix(op.tensors[0]), bool(op.i[1]))
+        if self.quantize_activations and tensor.dtype in (DType.I8, DType.I4):
+            x = rounded(x, tensor.cols // tensor.group_size if op.i[1] else 1)
+        y = x @ self.matrix(op.tensors[0]).T
         if op.tensors[1] >= 0:
             y = y + self.matrix(op.tensors[1])[0]
         out = self.view(op.out, tensor.rows)
@@ -134,12 +137,9 @@ def dequantized(tensor: PlanTensor) -> np.ndarray:
     return values * np.repeat(scales.astype(np.float64), tensor.cols // groups, axis=1)
 
 
-def product(x: np.ndarray, tensor: PlanTensor, weight: np.ndarray, grouped: bool) -> np.ndarray:
-    """Return x . weight^T; for integer weights x is first rounded to int8 by row, or by group of columns."""
-    if tensor.dtype in (DType.I8, DType.I4):
-        x32 = x.astype(np.float32)
-        parts = x32.reshape(len(x), tensor.cols // tensor.group_size if grouped else 1, -1)
-        scale = np.abs(parts).max(-1, keepdims=True) / np.float32(127)
-        safe = np.where(scale > 0, scale, np.float32(1))
-        x = (np.rint(parts / safe) * scale).astype(np.float64).reshape(len(x), -1)
-    return x @ weight.T
+def rounded(x: np.ndarray, num_scales: int) -> np.ndarray:
+    """Return x as the core sees it: int8 times a float32 scale, one for each of num_scales parts of a row."""
+    parts = x.astype(np.float32).reshape(len(x), num_scales, -1)
+    scale = np.abs(parts).max(-1, keepdims=True) / np.float32(127)
+    codes = np.rint(parts / np.where(scale > 0, scale, np.float32(1)))
+    return (codes * scale).astype(np.float64).reshape(len(x), -1)
