@@ -49,7 +49,11 @@ _HARMLESS_AT: dict[str, tuple[object, ...]] = {
     "use_mrope": (False, None),
     "rope_interleaved": (False, None),
     "use_bidirectional_attention": (False, None),
-    "use_qkv_norm": (False, None),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "lm_head_bias": (False, None),
+    "interpolate_factor": (1, None),
+    "full_attn_mod": (1, None),
     "quantization_config": (None,),
     "auto_map": ({}, None),
 }

@@ -44,10 +44,12 @@ class GgufStore:
         return _PLAIN_DTYPES.get(self._file.type(self._names[name]), "float32")
 
     def get(self, name: str) -> Array:
-        """Return a tensor in the Hugging Face layout."""
+        """Return a tensor in the Hugging Face layout, read-only."""
         tensor = self._file.get(self._names[name])
         heads = self._interleaved.get(name.split(".")[-2])
-        return tensor if heads is None else undo_interleave(tensor, heads)
+        tensor = tensor if heads is None else undo_interleave(tensor, heads)
+        tensor.flags.writeable = False
+        return tensor
 
     def stored(self) -> dict[str, int]:
         """Return the bytes of each type of tensor, the most first."""

@@ -106,7 +106,9 @@ def _tokenizer_json(file: GgufFile, tokens: list[str], pre: str, bos: str | None
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, vocab[bos])]
         )
-    types = file.metadata.get("tokenizer.ggml.token_type") or []
+    types = file.metadata.get("tokenizer.ggml.token_type", [])
+    if not isinstance(types, list) or len(types) not in (0, len(tokens)):
+        raise file.error(f"tokenizer.ggml.token_type is no list of {len(tokens)} numbers; convert it again")
     kinds = list(zip(tokens, types, strict=False))
     tokenizer.add_special_tokens(
         [AddedToken(t, normalized=False, special=True) for t, k in kinds if k == _CONTROL]

@@ -178,6 +178,11 @@ class HfCheckpoint:
 
     def __init__(self, directory: Path, max_seq_len: int) -> None:
         config_path = directory / "config.json"
+        if not config_path.is_file() and (directory / "adapter_config.json").is_file():
+            raise CheckpointError(
+                f"{directory}: is an adapter (LoRA) without its base model; merge them with peft's merge_and_unload() "
+                "and save the result"
+            )
         if not config_path.is_file():
             raise CheckpointError(
                 f"{directory}: is no checkpoint (it has no config.json); give a Hugging Face directory or a .gguf file"

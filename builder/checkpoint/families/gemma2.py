@@ -34,12 +34,18 @@ def gemma_parts(spec: DecoderSpec) -> dict[str, Part]:
 
 
 def _read(config: Config, family: Family, max_seq_len: int) -> DecoderSpec:
+    window = config.optional_integer("sliding_window")
+    if config.has("sliding_window_size") and config.raw("sliding_window_size") != window:
+        raise config.error(
+            f"sliding_window_size is {config.raw('sliding_window_size')!r} and sliding_window {window!r}; transformers "
+            "reads the latter, so make them equal or remove the former"
+        )
     types = layer_types(config, lambda n: "full_attention" if n % 2 else "sliding_attention")
     return decoder_spec(
         config,
         family,
         [flat_rope(config, max_seq_len)],
-        layers(config, types, config.optional_integer("sliding_window")),
+        layers(config, types, window),
         attn_softcap=config.optional_number("attn_logit_softcapping") or 0.0,
         **gemma_features(config),
     )

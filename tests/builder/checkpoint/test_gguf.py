@@ -266,6 +266,7 @@ def test_gguf_to_directory(tmp_path: Path) -> None:
         ({"tokenizer.ggml.pre": "falcon"}, ["'falcon'", "smollm", "llama-bpe"]),
         ({"tokenizer.ggml.pre": None}, ["pre-tokenizer None"]),
         ({"tokenizer.ggml.merges": None}, ["tokenizer.ggml.merges", "missing"]),
+        ({"tokenizer.ggml.token_type": [1]}, ["token_type", "320"]),
         ({"tokenizer.ggml.merges": ["ab"]}, ["no pair"]),
         ({"tokenizer.ggml.merges": ["zzz yyy"]}, ["cannot be built"]),
         ({"tokenizer.ggml.tokens": ["a", "a", "b"]}, ["a token twice"]),
@@ -292,7 +293,8 @@ def test_metadata_errors(
 def test_tokenizer_larger_than_the_table(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     tokens = json.loads((tiny_checkpoint("llama") / "tokenizer.json").read_text())["model"]["vocab"]
     more = [*sorted(tokens, key=tokens.get), "one", "two"]
-    path = write_gguf(tiny_checkpoint("llama"), tmp_path / "m.gguf", **{"tokenizer.ggml.tokens": more})
+    meta = {"tokenizer.ggml.tokens": more, "tokenizer.ggml.token_type": [1] * 322}
+    path = write_gguf(tiny_checkpoint("llama"), tmp_path / "m.gguf", **meta)
     with pytest.raises(CheckpointError, match=r"ids up to 321.*320"):
         open_checkpoint(path)
 
