@@ -68,6 +68,7 @@ def compile_plan(
     progress: Progress | None = None,
     *,
     causal: lowering.Causal = "mask",
+    mixed: bool = False,
     stop: threading.Event | None = None,
     python: str = sys.executable,
 ) -> RtxResult:
@@ -76,6 +77,7 @@ def compile_plan(
     model : the graph of build_graph with float16 or bfloat16 activations, or an ONNX file that save_lowered wrote
     sm : a target of targets.py, e.g. "sm89" or "rtx"
     log_path : every line of the compiler, kept whether it succeeds or not
+    causal, mixed : see lowering.lower and profiles.make_profiles
     stop : once set, by any thread, the child is killed and Stopped raised
     raises : UnsupportedError before any work if the target cannot hold the graph's types or the compiler is not
         installed; BuildError with the log's last lines if the compiler refuses, crashes or drops an input;
@@ -93,9 +95,11 @@ def compile_plan(
         else:
             onnx_path = Path(model).absolute()
         plan = Path(scratch) / "model.plan"
-        job, compute = _job(onnx_path, plan, limits, spec, target)
+        made = profiles.make_profiles(spec, limits, mixed=mixed)
+        job, compute = _job(onnx_path, plan, limits, spec, target, made)
         done = _run_child(job, Path(scratch), log_path, target, progress, stop, python)
         plan.replace(out_path)
+    done = dataclasses.replace(done, flags=flags_of(target, causal, [p.name for p in made]))
     if compute == "float16" and targets.residual_may_overflow(spec):
         warning = (
             f"the activations of {spec.family} pass float16's 65504 with some prompts; build precision bf16, or "
@@ -119,13 +123,21 @@ def save_lowered(model: ir.Model, path: str | Path, *, causal: lowering.Causal =
         ) from error
 
 
-def flags_of(target: targets.RtxTarget) -> tuple[str, ...]:
-    """Return what the compiler is told, as the manifest lists it."""
-    return (*(f"compute_capability={c.lower()}" for c in target.capabilities), "strongly_typed")
+def flags_of(
+    target: targets.RtxTarget, causal: lowering.Causal, profile_names: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what the compiler is told, as the manifest lists it; the profiles are in the order of their index."""
+    capabilities = (f"compute_capability={c.lower()}" for c in target.capabilities)
+    return (*capabilities, "strongly_typed", f"causal={causal}", f"profiles={'+'.join(profile_names)}")
 
 
 def _job(
-    onnx_path: Path, plan: Path, limits: Limits, spec: DecoderSpec, target: targets.RtxTarget
+    onnx_path: Path,
+    plan: Path,
+    limits: Limits,
+    spec: DecoderSpec,
+    target: targets.RtxTarget,
+    made: Sequence[profiles.Profile],
 ) -> tuple[dict[str, Any], str]:
     compute = _pool_type(onnx_path)
     inputs = contract.plan_inputs(spec, limits, compute)
@@ -140,7 +152,7 @@ def _job(
         "capabilities": list(target.capabilities),
         "inputs": listed(inputs),
         "outputs": listed(outputs),
-        "profiles": profiles.as_json(profiles.make_profiles(spec, limits), inputs),
+        "profiles": profiles.as_json(made, inputs),
         "kv_updates": 2 * spec.num_layers,
         "parent_pid": os.getpid(),
     }
@@ -187,7 +199,7 @@ def _run_child(
     return RtxResult(
         compiler=COMPILER,
         version=last["version"],
-        flags=flags_of(target),
+        flags=(),
         seconds=time.monotonic() - start,
         peak_rss_bytes=peak,
         warnings=tuple(last["warnings"]),

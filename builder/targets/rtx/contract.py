@@ -84,13 +84,3 @@ def plan_outputs(spec: DecoderSpec, limits: Limits, compute: str) -> list[Tensor
 def _pools(spec: DecoderSpec, limits: Limits, compute: str, *names: Any) -> list[TensorSpec]:
     dims = ("NB", spec.num_kv_heads, limits.tokens_per_block, spec.head_dim)
     return [TensorSpec(name(n), compute, dims) for n in range(spec.num_layers) for name in names]
-
-
-def manifest_fields(spec: DecoderSpec, limits: Limits, compute: str) -> dict[str, Any]:
-    """Return what a target's manifest entry says of this contract: layout, alignment and the inputs but the pools."""
-    inputs = [t for t in plan_inputs(spec, limits, compute) if "_pool." not in t.name]
-    return {
-        "token_layout": TOKEN_LAYOUT,
-        "row_alignment": ROW_ALIGNMENT,
-        "inputs": [{"name": t.name, "dtype": t.dtype, "dims": [str(d) for d in t.dims]} for t in inputs],
-    }

@@ -2,7 +2,7 @@
 
 A packed step (builder/graph/contract.py) is split into one decode step of all sequences with one new token, S = 1,
 and one step a prefill chunk, B = 1. None of them has padding rows. `rectangle` makes one [B, S] step of any batch,
-with padding, for the plan's "mixed" profile.
+with padding, for a plan that was compiled with the "mixed" profile.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ import pytest
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph
 from plansmith.builder.precision import precision
-from plansmith.builder.targets.rtx import child, schedule, targets
+from plansmith.builder.targets.rtx import child, profiles, schedule, targets
+from plansmith.builder.targets.rtx import compile as compiling
 from plansmith.builder.targets.rtx.compile import RtxResult, Stopped, compile_plan, save_lowered
 from plansmith.runtime.errors import BuildError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from rtx_models import LIMITS, tiny_graph, tiny_spec
@@ -66,8 +67,8 @@ def test_every_family(family: str, tiny_checkpoint: Callable[[str], Path], tmp_p
 def test_every_gpu(sm: str, tmp_path: Path) -> None:
     result = compile_tiny(tmp_path, tiny_graph(SPEC), sm)
     assert result.compiler == "tensorrt_rtx" and result.version.startswith("1.")
-    assert result.flags[0].startswith("compute_capability=sm")
-    assert len(result.flags) == 1 + len(targets.TARGETS[sm].capabilities)
+    capabilities = [f"compute_capability={c.lower()}" for c in targets.TARGETS[sm].capabilities]
+    assert list(result.flags) == [*capabilities, "strongly_typed", "causal=mask", "profiles=decode+prefill"]
     assert result.peak_rss_bytes > 100 << 20 and result.seconds > 0
 
 
@@ -78,8 +79,9 @@ def test_every_precision(recipe: str, compute: str, tmp_path: Path) -> None:
     compile_tiny(tmp_path, tiny_graph(SPEC, recipe=recipe, compute=compute))
 
 
-def test_attention_masked_by_the_compiler(tmp_path: Path) -> None:
-    compile_tiny(tmp_path, tiny_graph(SPEC), causal="lower_right")
+def test_attention_masked_by_the_compiler_and_mixed_steps(tmp_path: Path) -> None:
+    result = compile_tiny(tmp_path, tiny_graph(SPEC), causal="lower_right", mixed=True)
+    assert result.flags[-2:] == ("causal=lower_right", "profiles=decode+prefill+mixed")
 
 
 def test_progress_and_log(tmp_path: Path) -> None:
@@ -173,6 +175,13 @@ def test_an_input_that_no_layer_reads(tmp_path: Path) -> None:
                     node.input[i] = "input_ids"
 
     assert "the parser dropped what reads position_ids" in str(fail(tmp_path, change))
+
+
+def test_an_input_of_the_file_that_nothing_reads(tmp_path: Path) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("extra", onnx.TensorProto.INT32, ["B"]))
+
+    assert "extra" in str(fail(tmp_path, change))
 
 
 def test_a_type_that_differs_from_the_contract(tmp_path: Path) -> None:
@@ -290,10 +299,10 @@ def running(pid: int) -> bool:
 def test_a_full_disk_is_no_success(tmp_path: Path) -> None:
     """TensorRT takes an exception of the stream writer for success: the writer must keep it."""
     save_lowered(tiny_graph(SPEC), tmp_path / "graph.onnx")
-    from plansmith.builder.targets.rtx import compile as compile_module
-    from plansmith.builder.targets.rtx.targets import TARGETS
-
-    job, _ = compile_module._job(tmp_path / "graph.onnx", Path("/dev/full"), LIMITS, SPEC, TARGETS["sm89"])
+    made = profiles.make_profiles(SPEC, LIMITS)
+    job, _ = compiling._job(
+        tmp_path / "graph.onnx", Path("/dev/full"), LIMITS, SPEC, targets.TARGETS["sm89"], made
+    )
     with (
         Path(os.devnull).open("w") as events,
         pytest.raises(child.CompileFailed, match="No space left on device"),
@@ -327,6 +336,19 @@ def test_one_failure_stops_the_others(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="told to fail"):
         schedule.compile_many([dataclasses.replace(first, progress=fail_at_once), *rest], max_workers=1)
     assert not children() and not list(tmp_path.glob("*.plan"))
+
+
+def test_an_interrupt_ends_all_compiles(tmp_path: Path) -> None:
+    def interrupt(phase: str, step: int, steps: int) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(main, signal.SIGINT)
+
+    interrupted, main = threading.Event(), threading.main_thread().ident
+    two = [dataclasses.replace(job, progress=interrupt) for job in jobs(tmp_path, ["sm80", "sm89"])]
+    with pytest.raises(KeyboardInterrupt):
+        schedule.compile_many(two)
+    assert not children() and not list(tmp_path.glob("*.plan")) and not list(tmp_path.glob(".rtx-*"))
 
 
 def test_one_bad_target_refuses_all_before_any_work(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def limits(draw: st.DrawFn) -> Limits:
 
 @given(limits())
 def test_ranges_are_ordered_and_within_the_limits(lim: Limits) -> None:
-    for profile in profiles.make_profiles(tiny_spec(), lim):
+    for profile in profiles.make_profiles(tiny_spec(), lim, mixed=True):
         for name, (low, opt, high) in profile.dims.items():
             assert 1 <= low <= opt <= high, (profile.name, name)
         assert profile.dims["B"][2] * profile.dims["S"][2] <= lim.max_num_tokens
@@ -43,25 +43,8 @@ def test_decode_and_prefill_reach_the_limits(lim: Limits) -> None:
     assert decode.dims["U"][2] == lim.max_batch_size and prefill.dims["U"][2] == lim.max_num_tokens
 
 
-def test_mixed_profile_only_where_it_holds_more_than_decode() -> None:
-    names = [p.name for p in profiles.make_profiles(tiny_spec(), Limits(max_batch_size=8, max_num_tokens=15))]
-    assert names == ["decode", "prefill"]
-    names = [p.name for p in profiles.make_profiles(tiny_spec(), Limits(max_batch_size=8, max_num_tokens=16))]
-    assert names == ["decode", "prefill", "mixed"]
-
-
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-def test_manifest_fields_list_the_inputs_but_the_pools(compute: str) -> None:
-    fields = contract.manifest_fields(tiny_spec(), Limits(), compute)
-    assert (fields["token_layout"], fields["row_alignment"]) == ("rectangular", "right")
-    assert [t["name"] for t in fields["inputs"]] == [
-        "input_ids",
-        "position_ids",
-        "kv_lens",
-        "block_table",
-        "logits_rows",
-        "kv_token_order",
-        "kv_update_lengths",
-        "kv_write_starts",
-    ]
-    assert all(isinstance(d, str) for t in fields["inputs"] for d in t["dims"])
+@pytest.mark.parametrize(("mixed", "num_tokens"), [(False, 16), (True, 15), (True, 16)])
+def test_mixed_profile_only_when_asked_for_and_larger_than_decode(mixed: bool, num_tokens: int) -> None:
+    lim = Limits(max_batch_size=8, max_num_tokens=num_tokens)
+    names = [p.name for p in profiles.make_profiles(tiny_spec(), lim, mixed=mixed)]
+    assert names == ["decode", "prefill"] + ["mixed"] * (mixed and num_tokens == 16)
