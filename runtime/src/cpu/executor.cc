@@ -302,8 +302,12 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
   const uint32_t width = static_cast<uint32_t>(op.i[0]);  // of the elementwise ops
   const size_t out_stride = Stride(op.out);
   float* out = ViewData(op.out) + row_begin * out_stride;
-  const size_t in_stride = op.in[0].slot >= 0 && phase.code != kOpEmbed ? Stride(op.in[0]) : 0;
-  const float* in = in_stride != 0 ? ViewData(op.in[0]) + row_begin * in_stride : nullptr;
+  // Views that an op does not use were not checked.
+  const bool has_input = phase.code == kPhaseQuantize || phase.code == kOpRmsNorm ||
+                         phase.code == kOpGlu || phase.code == kOpAdd ||
+                         phase.code == kOpGatherRows;
+  const size_t in_stride = has_input ? Stride(op.in[0]) : 0;
+  const float* in = has_input ? ViewData(op.in[0]) + row_begin * in_stride : nullptr;
   if (phase.code == kPhaseWriteKv) {
     const PlanHeader& h = plan_->header();
     const size_t layer = static_cast<size_t>(op.i[3]);

@@ -4,6 +4,7 @@ execute_process(COMMAND ${NM} -C --defined-only ${OBJECT} OUTPUT_VARIABLE symbol
 if(failed)
   message(FATAL_ERROR "cannot read the symbols of ${OBJECT}")
 endif()
+string(REGEX REPLACE "[^\n]* V DW\\.ref\\.[^\n]*" "" symbols "${symbols}")  # data of the C++ runtime
 string(REGEX MATCHALL "[^\n]* [WVu] [^\n]*" shared "${symbols}")
 if(shared)
   message(FATAL_ERROR "${OBJECT} defines shared symbols:\n${shared}")
