@@ -15,7 +15,7 @@ namespace plansmith {
 // Keeps its arrays from step to step, so that packing allocates nothing.
 class BatchBuilder {
  public:
-  BatchBuilder(int32_t max_batch_size, int32_t max_num_tokens) {
+  BatchBuilder(int32_t max_batch_size, int32_t max_num_tokens, int32_t max_blocks_per_seq) {
     const size_t seqs = static_cast<size_t>(max_batch_size);
     const size_t tokens = static_cast<size_t>(max_num_tokens);
     input_ids_.reserve(tokens);
@@ -24,6 +24,8 @@ class BatchBuilder {
     kv_lens_.reserve(seqs);
     cu_query_lens_.reserve(seqs + 1);
     logits_rows_.reserve(seqs);
+    // Address space only: pages that no step reaches are never touched.
+    block_table_.reserve(seqs * static_cast<size_t>(max_blocks_per_seq));
   }
 
   // Context sequences first, then generation, each in the plan's order. A sequence gets a row of

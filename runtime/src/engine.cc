@@ -55,7 +55,8 @@ Engine::Engine(const EngineConfig& config)
       kv_(config.num_blocks, config.info.tokens_per_block),
       scheduler_(MakeSchedulerConfig(config), &kv_),
       sampler_(config.info.vocab_size),
-      batch_(config.info.max_batch_size, config.info.max_num_tokens),
+      batch_(config.info.max_batch_size, config.info.max_num_tokens,
+             kv_.BlocksFor(config.info.max_seq_len)),
       next_deadline_ns_(kNever) {
   new_events_.reserve(2 * static_cast<size_t>(config.info.max_batch_size));
   retired_ids_.reserve(static_cast<size_t>(config.info.max_batch_size));

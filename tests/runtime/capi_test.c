@@ -107,8 +107,429 @@ static void test_tokens_are_the_executors(void) {
   stop(&f);
 }
 
+static void test_event_fd_and_wake(void) {
+  fixture f;
+  prepare(&f);
+  start(&f);
+  struct pollfd fd = {psm_engine_event_fd(f.engine), POLLIN, 0};
+  CHECK(fd.fd >= 0);
+  CHECK(poll(&fd, 1, 0) == 0);
+  psm_request request = greedy(3, 2);
+  submit(&f, &request);
+  CHECK(poll(&fd, 1, 0) == 0); /* nothing ran yet */
+  run(&f);
+  psm_event events[8];
+  CHECK(poll(&fd, 1, 0) == 1);
+  CHECK(poll_now(&f, events, 2) == 2);
+  CHECK(poll(&fd, 1, 0) == 1); /* the FINISHED event still waits */
+  CHECK(poll_now(&f, events, 8) == 1);
+  CHECK(poll(&fd, 1, 0) == 0);
+  CHECK(poll_now(&f, events, 8) == 0);
+  size_t n = 9;
+  CHECK_OK(psm_engine_poll(f.engine, events, 8, 5, &n)); /* a time-out */
+  CHECK(n == 0);
+  CHECK_OK(psm_engine_wake(f.engine)); /* nobody waits: nothing is remembered */
+  CHECK(poll(&fd, 1, 0) == 0);
+  stop(&f);
+}
+
+static void test_end_ids_stop_words_min_tokens(void) {
+  fixture f;
+  prepare(&f);
+  start(&f);
+  psm_event events[64];
+  psm_request request = greedy(5, 12);
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == 13);
+  int32_t plain[12];
+  for (int i = 0; i < 12; ++i) plain[i] = events[i].token_id;
+
+  request.end_ids = &plain[4];
+  request.num_end_ids = 1;
+  int first = 0;
+  while (plain[first] != plain[4]) ++first;
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == (size_t)first + 2);
+  CHECK(events[first].token_id == plain[4]); /* the end token is kept */
+  CHECK(events[first + 1].finish_reason == PSM_FINISH_END_ID);
+
+  request.min_tokens = 12; /* an end id cannot come before */
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == 13);
+  for (int i = 0; i < 12; ++i) CHECK(events[i].token_id != plain[4]);
+  CHECK(events[12].finish_reason == PSM_FINISH_LENGTH);
+
+  request.num_end_ids = 0;
+  request.min_tokens = 0;
+  const int32_t words[] = {100, 100, 100, plain[5], plain[6], plain[7]};
+  const int32_t ends[] = {3, 6};
+  request.stop_words = (psm_token_lists){words, ends, 2};
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == 9);
+  CHECK(events[7].token_id == plain[7] && events[8].finish_reason == PSM_FINISH_STOP_WORDS);
+  request.min_tokens = 9; /* completed before: not honoured */
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == 13 && events[12].finish_reason == PSM_FINISH_LENGTH);
+  request.min_tokens = 8;
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == 9 && events[8].finish_reason == PSM_FINISH_STOP_WORDS);
+
+  request.min_tokens = 0;
+  request.bad_words = request.stop_words; /* forbidding the sequence leaves its start alone */
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) >= 9);
+  CHECK(events[6].token_id == plain[6] && events[7].token_id != plain[7]);
+
+  request = greedy(5, 3); /* a stop word does not begin in the prompt */
+  const int32_t prompt_word[] = {ramp[4], plain[0]};
+  const int32_t one[] = {2};
+  request.stop_words = (psm_token_lists){prompt_word, one, 1};
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 64) == 4);
+  stop(&f);
+}
+
+static void test_logprobs(void) {
+  fixture f;
+  prepare(&f);
+  start(&f);
+  psm_request request = greedy(5, 4);
+  request.num_logprobs = 3;
+  submit(&f, &request);
+  run(&f);
+  psm_event events[8];
+  CHECK(poll_now(&f, events, 8) == 5);
+  int32_t history[16];
+  memcpy(history, ramp, 5 * sizeof *history);
+  double cumulative = 0.0;
+  for (int32_t i = 0; i < 4; ++i) {
+    float logits[101];
+    double sum = 0.0;
+    fake_logits(history, 5 + i, 101, logits);
+    for (int32_t v = 0; v < 101; ++v) sum += exp((double)logits[v]);
+    const double expected = (double)logits[events[i].token_id] - log(sum);
+    cumulative += expected;
+    CHECK(fabs((double)events[i].logprob - expected) < 1e-5);
+    CHECK(fabs((double)events[i].cum_logprob - cumulative) < 1e-5);
+    CHECK(events[i].num_top_logprobs == 3 && events[i].top_ids[0] == events[i].token_id);
+    CHECK(events[i].top_logprobs[0] >= events[i].top_logprobs[1] &&
+          events[i].top_logprobs[1] >= events[i].top_logprobs[2]);
+    history[5 + i] = events[i].token_id;
+  }
+  stop(&f);
+}
+
+static void test_cancel(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_batch_size = 1;
+  start(&f);
+  psm_request request = greedy(5, 20);
+  const uint64_t running = submit(&f, &request);
+  const uint64_t queued = submit(&f, &request);
+  step(&f);
+  step(&f);
+  CHECK_OK(psm_engine_cancel(f.engine, running));
+  CHECK_OK(psm_engine_cancel(f.engine, running)); /* twice is fine while it lives */
+  CHECK_OK(psm_engine_cancel(f.engine, queued));
+  CHECK(step(&f) == 0);
+  psm_event events[16];
+  CHECK(poll_now(&f, events, 16) == 4);
+  CHECK(events[2].kind == PSM_EVENT_FINISHED && events[2].finish_reason == PSM_FINISH_CANCELLED);
+  CHECK(events[2].request_id == running && events[2].stats.num_generated_tokens == 2);
+  CHECK(events[3].request_id == queued && events[3].finish_reason == PSM_FINISH_CANCELLED);
+  CHECK(events[3].stats.first_scheduled_time_ns == 0);
+  CHECK(psm_engine_cancel(f.engine, running) == PSM_ERROR_NOT_FOUND);
+  CHECK(strstr(psm_last_error(), "no live request") != NULL);
+  CHECK(psm_engine_cancel(f.engine, 999) == PSM_ERROR_NOT_FOUND);
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  CHECK(stats.used_num_blocks == 0 && stats.num_completed_requests == 2);
+  stop(&f);
+}
+
+static void test_cancel_paused(void) {
+  fixture f;
+  prepare(&f);
+  f.options.scheduler_policy = PSM_MAX_UTILIZATION;
+  f.options.kv_cache_bytes = 6 * 64;
+  start(&f);
+  psm_request request = greedy(8, 12);
+  submit(&f, &request);
+  const uint64_t second = submit(&f, &request);
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  do {
+    CHECK(step(&f) == 1);
+    CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  } while (stats.num_paused_requests == 0);
+  CHECK(stats.num_active_requests == 2 && stats.num_queued_requests == 0 && stats.num_pauses == 1);
+  CHECK_OK(psm_engine_cancel(f.engine, second));
+  run(&f);
+  psm_event events[64];
+  const size_t n = poll_now(&f, events, 64);
+  int cancelled = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (events[i].kind != PSM_EVENT_FINISHED) continue;
+    const int is_second = events[i].request_id == second;
+    CHECK(events[i].finish_reason == (is_second ? PSM_FINISH_CANCELLED : PSM_FINISH_LENGTH));
+    CHECK(events[i].stats.num_pauses == is_second);
+    cancelled += is_second;
+  }
+  CHECK(cancelled == 1);
+  stop(&f);
+}
+
+static void sleep_ms(long ms) {
+  const struct timespec pause = {ms / 1000, (ms % 1000) * 1000000L};
+  nanosleep(&pause, NULL);
+}
+
+static void test_deadlines(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_batch_size = 1;
+  start(&f);
+  psm_request request = greedy(5, 100);
+  request.allotted_time_ms = 20;
+  const uint64_t running = submit(&f, &request);
+  const uint64_t queued = submit(&f, &request);
+  request = greedy(5, 3);
+  request.allotted_time_ms = 100000;
+  const uint64_t patient = submit(&f, &request);
+  step(&f);
+  sleep_ms(30);
+  run(&f);
+  psm_event events[16];
+  CHECK(poll_now(&f, events, 16) == 7);
+  CHECK(events[0].kind == PSM_EVENT_TOKEN && events[0].request_id == running);
+  for (int i = 1; i <= 2; ++i) {
+    CHECK(events[i].kind == PSM_EVENT_FINISHED && events[i].finish_reason == PSM_FINISH_TIMED_OUT);
+    CHECK(events[i].request_id == running || events[i].request_id == queued);
+  }
+  CHECK(events[6].request_id == patient && events[6].finish_reason == PSM_FINISH_LENGTH);
+  stop(&f);
+}
+
+static void test_queue_limit_and_priority(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_batch_size = 1;
+  f.options.max_queue_size = 3;
+  start(&f);
+  psm_request request = greedy(3, 2);
+  uint64_t ids[4];
+  const float priorities[] = {0.5f, 0.0f, 1.0f};
+  for (int i = 0; i < 3; ++i) {
+    request.priority = priorities[i];
+    ids[i] = submit(&f, &request);
+  }
+  uint64_t id = 5;
+  CHECK(psm_engine_submit(f.engine, &request, &id) == PSM_ERROR_QUEUE_FULL && id == 0);
+  CHECK(strstr(psm_last_error(), "max_queue_size is 3") != NULL);
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  CHECK(stats.num_queued_requests == 3 && stats.num_submitted_requests == 3);
+  step(&f);
+  request.priority = 0.5f;
+  ids[3] = submit(&f, &request); /* one has started: there is room again */
+  CHECK(psm_engine_submit(f.engine, &request, &id) == PSM_ERROR_QUEUE_FULL);
+  run(&f);
+  psm_event events[16];
+  CHECK(poll_now(&f, events, 16) == 12);
+  const int order[] = {2, 0, 3, 1};
+  for (int i = 0; i < 4; ++i) CHECK(events[3 * i + 2].request_id == ids[order[i]]);
+  stop(&f);
+}
+
+static void test_executor_failure(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_batch_size = 2;
+  start(&f);
+  f.fake.fail_at_step = 1;
+  psm_request request = greedy(5, 4);
+  const uint64_t a = submit(&f, &request);
+  const uint64_t b = submit(&f, &request);
+  const uint64_t waiting = submit(&f, &request);
+  run(&f);
+  psm_event events[16];
+  CHECK(poll_now(&f, events, 16) == 9);
+  for (int i = 2; i < 4; ++i) {
+    CHECK(events[i].kind == PSM_EVENT_FAILED && events[i].status == PSM_ERROR_EXECUTOR);
+    CHECK(events[i].request_id == (i == 2 ? a : b) && events[i].stats.num_generated_tokens == 1);
+    CHECK(strstr(events[i].message, "the fake device fell over at step 1") != NULL);
+    CHECK(strstr(events[i].message, "PSM_ERROR_CUDA") != NULL);
+  }
+  CHECK(events[8].request_id == waiting &&
+        events[8].finish_reason == PSM_FINISH_LENGTH); /* the engine lives on */
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  CHECK(stats.used_num_blocks == 0 && stats.free_num_blocks == stats.max_num_blocks);
+
+  f.fake.nan_at_step = f.fake.num_steps; /* only the row's own request fails */
+  const uint64_t sick = submit(&f, &request);
+  const uint64_t well = submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 16) == 6);
+  CHECK(events[0].kind == PSM_EVENT_FAILED && events[0].request_id == sick &&
+        events[0].status == PSM_ERROR_EXECUTOR);
+  CHECK(strstr(events[0].message, "nan to token 3") != NULL);
+  CHECK(events[5].request_id == well && events[5].finish_reason == PSM_FINISH_LENGTH);
+
+  request.logit_bias_ids = ramp; /* ramp[0..100] holds every token once */
+  float forbid[101];
+  for (int i = 0; i < 101; ++i) forbid[i] = -INFINITY;
+  request.logit_bias_values = forbid;
+  request.num_logit_bias = 101;
+  submit(&f, &request);
+  run(&f);
+  CHECK(poll_now(&f, events, 16) == 1);
+  CHECK(events[0].kind == PSM_EVENT_FAILED && events[0].status == PSM_ERROR_INVALID_ARGUMENT);
+  CHECK(strstr(events[0].message, "forbids every token") != NULL);
+  stop(&f);
+}
+
+static void test_shutdown(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_batch_size = 1;
+  start(&f);
+  psm_request request = greedy(5, 50);
+  submit(&f, &request);
+  submit(&f, &request);
+  step(&f);
+  submit(&f, &request); /* still in the inbox */
+  CHECK_OK(psm_engine_shutdown(f.engine));
+  CHECK_OK(psm_engine_shutdown(f.engine));
+  uint64_t id;
+  CHECK(psm_engine_submit(f.engine, &request, &id) == PSM_ERROR_SHUTDOWN);
+  CHECK(step(&f) == 0);
+  psm_event events[16];
+  size_t n;
+  CHECK_OK(psm_engine_poll(f.engine, events, 16, -1, &n));
+  CHECK(n == 4 && events[0].kind == PSM_EVENT_TOKEN);
+  for (size_t i = 1; i < 4; ++i)
+    CHECK(events[i].kind == PSM_EVENT_FAILED && events[i].status == PSM_ERROR_SHUTDOWN);
+  CHECK(psm_engine_poll(f.engine, events, 16, -1, &n) == PSM_ERROR_SHUTDOWN && n == 0);
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  CHECK(stats.num_completed_requests == 3 && stats.num_queued_requests == 0 &&
+        stats.num_active_requests == 0);
+  CHECK(stats.used_num_blocks == 0);
+  stop(&f);
+}
+
+static void test_statistics(void) {
+  fixture f;
+  prepare(&f);
+  f.options.kv_cache_bytes = 20 * 64 + 63; /* a rest that holds no block */
+  f.options.iter_stats_max_iterations = 3;
+  start(&f);
+  psm_request request = greedy(6, 3);
+  submit(&f, &request);
+  request = greedy(2, 2);
+  submit(&f, &request);
+  run(&f);
+  psm_engine_stats s = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(f.engine, &s));
+  CHECK(s.struct_size == PSM_ENGINE_STATS_SIZE);
+  CHECK(s.iter == 3 && s.num_submitted_requests == 2 && s.num_completed_requests == 2);
+  CHECK(s.num_active_requests == 0 && s.num_queued_requests == 0 && s.max_num_active_requests == 8);
+  CHECK(s.num_prompt_tokens == 8 && s.num_generated_tokens == 5 && s.num_pauses == 0);
+  CHECK(s.max_num_blocks == 20 && s.free_num_blocks == 20 && s.tokens_per_block == 4 &&
+        s.kv_cache_bytes == 20 * 64);
+  CHECK(s.alloc_total_blocks == 3 && s.alloc_new_blocks == 3 && s.reused_blocks == 0);
+  /* steps: 6+2 positions in 2+1 blocks, 7+3 in 2+1, 8 in 2 */
+  CHECK(s.kv_allocated_token_steps == 12 + 12 + 8 && s.kv_used_token_steps == 8 + 10 + 8);
+  CHECK(s.step_time_ns > 0 && s.schedule_time_ns > 0);
+
+  psm_iteration_stats it[8];
+  size_t n = 0;
+  CHECK_OK(psm_engine_iteration_stats(f.engine, it, 2, &n));
+  CHECK(n == 2 && it[0].iter == 0 && it[1].iter == 1);
+  CHECK(it[0].num_context_requests == 2 && it[0].num_ctx_tokens == 8 &&
+        it[0].num_gen_requests == 0);
+  CHECK(it[0].num_new_active_requests == 2 && it[0].num_active_requests == 2 &&
+        it[0].num_completed_requests == 0);
+  CHECK(it[0].used_num_blocks == 3 && it[0].free_num_blocks == 17);
+  CHECK(it[1].num_gen_requests == 2 && it[1].num_gen_tokens == 2 &&
+        it[1].num_scheduled_requests == 2);
+  CHECK(it[1].num_completed_requests == 1 && it[1].used_num_blocks == 2 &&
+        it[1].num_new_active_requests == 0);
+  CHECK(it[0].iter_latency_ms >= it[0].executor_latency_ms &&
+        it[1].timestamp_ns >= it[0].timestamp_ns);
+  CHECK_OK(psm_engine_iteration_stats(f.engine, it, 8, &n));
+  CHECK(n == 1 && it[0].iter == 2); /* each is given once */
+  request = greedy(2, 5);
+  submit(&f, &request);
+  run(&f);
+  CHECK_OK(psm_engine_iteration_stats(f.engine, it, 8, &n));
+  CHECK(n == 3 && it[0].iter == 5 && it[2].iter == 7); /* the oldest were dropped */
+  stop(&f);
+}
+
+static void test_model_info(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_num_tokens = 5;
+  start(&f);
+  psm_model_info info = {.struct_size = PSM_MODEL_INFO_SIZE};
+  CHECK_OK(psm_engine_model_info(f.engine, &info));
+  CHECK(info.vocab_size == 101 && info.max_num_tokens == 5 && info.kv_bytes_per_block == 64);
+  CHECK(info.max_batch_size == 5); /* each running request must have room for its token */
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  CHECK(stats.max_num_blocks == 5 * 32); /* the default cap: batch x 128 positions */
+  stop(&f);
+}
+
+static void test_own_thread(void) {
+  fixture f;
+  prepare(&f);
+  f.options.manual_step = 0;
+  start(&f);
+  int32_t did_work;
+  CHECK(psm_engine_step(f.engine, &did_work) == PSM_ERROR_UNSUPPORTED);
+  psm_request request = greedy(5, 6);
+  submit(&f, &request);
+  psm_event events[16];
+  size_t total = 0;
+  do {
+    size_t n;
+    CHECK_OK(psm_engine_poll(f.engine, events + total, 16 - total, -1, &n));
+    total += n;
+  } while (events[total - 1].kind != PSM_EVENT_FINISHED);
+  CHECK(total == 7);
+  f.fake.step_sleep_us = 200;
+  request.max_tokens = 100;
+  for (int i = 0; i < 20; ++i) submit(&f, &request);
+  sleep_ms(2);
+  stop(&f); /* while they run */
+  psm_engine_destroy(NULL);
+}
+
 int main(void) {
   for (int32_t i = 0; i < 200; ++i) ramp[i] = (i * 7 + 1) % 101;
   test_tokens_are_the_executors();
+  test_event_fd_and_wake();
+  test_end_ids_stop_words_min_tokens();
+  test_logprobs();
+  test_cancel();
+  test_cancel_paused();
+  test_deadlines();
+  test_queue_limit_and_priority();
+  test_executor_failure();
+  test_shutdown();
+  test_statistics();
+  test_model_info();
+  test_own_thread();
   return 0;
 }

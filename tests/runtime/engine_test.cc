@@ -1,0 +1,317 @@
+// The engine as a whole over the fake executor: a request's tokens are its own, whatever else
+// happens; blocks and lists balance after every operation; a steady step allocates nothing.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "engine.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <new>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "fake_executor.h"
+#include "request_check.h"
+
+static std::atomic<long> num_news{0};
+
+// Not inlined: GCC would take malloc and free behind new and delete for a mismatch.
+__attribute__((noinline)) void* operator new(size_t size) {
+  ++num_news;
+  void* p = std::malloc(size == 0 ? 1 : size);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace {
+
+using plansmith::Engine;
+using plansmith::EngineConfig;
+
+struct Spec {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> end_ids;
+  std::vector<int32_t> stop_ids, stop_ends;
+  psm_request request;
+
+  const psm_request& Get() {
+    request.prompt_ids = prompt.data();
+    request.num_prompt_ids = static_cast<int32_t>(prompt.size());
+    request.end_ids = end_ids.data();
+    request.num_end_ids = static_cast<int32_t>(end_ids.size());
+    request.stop_words = {stop_ids.data(), stop_ends.data(),
+                          static_cast<int32_t>(stop_ends.size())};
+    return request;
+  }
+};
+
+Spec RandomSpec(std::mt19937* random, int32_t max_prompt, int32_t max_len) {
+  const auto pick = [&](int32_t n) {
+    return static_cast<int32_t>((*random)() % static_cast<uint32_t>(n));
+  };
+  Spec spec;
+  psm_request_init(&spec.request);
+  for (int32_t n = 1 + pick(max_prompt); n > 0; --n) spec.prompt.push_back(pick(101));
+  const int32_t room = max_len - static_cast<int32_t>(spec.prompt.size());
+  spec.request.max_tokens = 1 + pick(room);
+  spec.request.temperature = pick(3) == 0 ? 0.0f : 0.5f + static_cast<float>(pick(10)) * 0.1f;
+  spec.request.seed = (*random)();
+  spec.request.top_k = pick(3) * 10;
+  spec.request.top_p = pick(2) ? 1.0f : 0.9f;
+  spec.request.priority = static_cast<float>(pick(4)) / 4.0f;
+  if (pick(2)) spec.request.repetition_penalty = 1.3f;
+  if (pick(3) == 0) spec.request.frequency_penalty = 0.4f;
+  if (pick(4) == 0) spec.request.num_logprobs = 3;
+  if (pick(3) == 0) spec.end_ids = {pick(101), pick(101), pick(101)};
+  if (pick(3) == 0) {
+    spec.request.min_tokens = pick(spec.request.max_tokens);
+    spec.stop_ids = {pick(101), pick(101), pick(101)};
+    spec.stop_ends = {1, 3};
+  }
+  return spec;
+}
+
+struct Options {
+  int32_t policy = PSM_GUARANTEED_NO_EVICT;
+  int32_t budget = 32;
+  int32_t batch = 8;
+  int32_t num_blocks = 1000;
+  int32_t chunked = 1;
+};
+
+// An engine that is stepped by hand, and what it has said about each request.
+class Harness {
+ public:
+  struct Outcome {
+    std::vector<int32_t> tokens;
+    std::vector<float> logprobs;
+    int32_t finish_reason = -1;
+    psm_status status = PSM_OK;
+    bool done = false;
+    int32_t num_pauses = 0;
+  };
+
+  explicit Harness(const Options& options) {
+    fake_executor_init(&fake_);
+    EngineConfig config{};
+    config.executor = fake_executor_table(&fake_);
+    config.info = fake_.info;
+    config.info.max_num_tokens = options.budget;
+    config.info.max_batch_size = std::min(options.batch, options.budget);
+    psm_engine_options_init(&config.options);
+    config.options.scheduler_policy = options.policy;
+    config.options.enable_chunked_context = options.chunked;
+    config.options.manual_step = 1;
+    config.options.max_queue_size = 100000;
+    config.num_blocks = options.num_blocks;
+    engine_ = std::make_unique<Engine>(config);
+  }
+  ~Harness() {
+    engine_.reset();
+    CHECK(fake_.is_closed == 1);
+    fake_executor_free(&fake_);
+  }
+
+  uint64_t Submit(const psm_request& request) {
+    return engine_->Submit(plansmith::CheckRequest(request, engine_->config()));
+  }
+  bool Step() {
+    const bool ran = engine_->StepOnce();
+    Drain();
+    return ran;
+  }
+  void Drain() {
+    for (;;) {
+      const int64_t n = engine_->events().Poll(events_, 32, 0);
+      if (n <= 0) return;
+      for (int64_t i = 0; i < n; ++i) Take(events_[i]);
+    }
+  }
+
+  Engine& engine() { return *engine_; }
+  fake_executor& fake() { return fake_; }
+  std::map<uint64_t, Outcome> outcomes;
+
+ private:
+  void Take(const psm_event& event) {
+    Outcome& outcome = outcomes[event.request_id];
+    CHECK(!outcome.done);
+    if (event.kind == PSM_EVENT_TOKEN) {
+      CHECK(event.output_idx ==
+            static_cast<int32_t>(outcome.tokens.size()));  // none twice, none left out
+      outcome.tokens.push_back(event.token_id);
+      outcome.logprobs.push_back(event.logprob);
+      return;
+    }
+    outcome.done = true;
+    outcome.finish_reason = event.finish_reason;
+    outcome.status = event.status;
+    outcome.num_pauses = event.stats.num_pauses;
+    CHECK(event.stats.num_generated_tokens == static_cast<int32_t>(outcome.tokens.size()));
+  }
+
+  fake_executor fake_;
+  std::unique_ptr<Engine> engine_;
+  psm_event events_[32];
+};
+
+Harness::Outcome RunAlone(Spec* spec) {
+  Harness h(Options{});
+  const uint64_t id = h.Submit(spec->Get());
+  while (h.Step()) {
+  }
+  CHECK(h.outcomes[id].done && h.outcomes[id].status == PSM_OK);
+  return h.outcomes[id];
+}
+
+bool IsPrefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+// Tokens alone = tokens among neighbours, for every budget from 1 on, both policies, few and many
+// blocks.
+void TestBatchInvariance() {
+  std::mt19937 random(5);
+  std::vector<Spec> specs;
+  std::vector<Harness::Outcome> alone;
+  for (int i = 0; i < 24; ++i) {
+    specs.push_back(RandomSpec(&random, 50, 80));
+    alone.push_back(RunAlone(&specs.back()));
+  }
+  int num_pauses = 0;
+  for (int32_t budget = 1; budget <= 32; ++budget) {
+    for (int32_t policy : {PSM_GUARANTEED_NO_EVICT, PSM_MAX_UTILIZATION}) {
+      for (int32_t num_blocks : {20, 31, 200}) {  // 80 positions take 20 blocks of 4
+        Options options;
+        options.policy = policy;
+        options.budget = budget;
+        options.num_blocks = num_blocks;
+        Harness h(options);
+        std::vector<uint64_t> ids;
+        for (Spec& spec : specs) ids.push_back(h.Submit(spec.Get()));
+        while (h.Step()) h.engine().CheckInvariants();
+        for (size_t i = 0; i < specs.size(); ++i) {
+          const Harness::Outcome& got = h.outcomes[ids[i]];
+          CHECK(got.done && got.status == PSM_OK && got.finish_reason == alone[i].finish_reason);
+          CHECK(got.tokens == alone[i].tokens && got.logprobs == alone[i].logprobs);
+          num_pauses += got.num_pauses;
+        }
+        CHECK(h.engine().Stats().used_num_blocks == 0);
+      }
+    }
+  }
+  CHECK(num_pauses > 100);  // or the small caches tested nothing
+}
+
+// Submits, steps, cancels, executor failures in random order.
+void TestRandomOperations() {
+  int operations = 0;
+  int cancelled = 0, failed = 0, finished = 0;
+  for (uint32_t seed = 0; seed < 24; ++seed) {
+    std::mt19937 random(seed);
+    Options options;
+    options.policy = seed % 2 ? PSM_MAX_UTILIZATION : PSM_GUARANTEED_NO_EVICT;
+    options.budget = 4 + static_cast<int32_t>(random() % 29);
+    options.batch = 1 + static_cast<int32_t>(random() % 8);
+    options.num_blocks = 12 + static_cast<int32_t>(random() % 20);
+    Harness h(options);
+    std::map<uint64_t, Spec> specs;
+    std::vector<uint64_t> ids;
+    for (int i = 0; i < 250; ++i, ++operations) {
+      switch (random() % 8) {
+        case 0:
+        case 1: {
+          Spec spec = RandomSpec(&random, 30, 45);
+          const uint64_t id = h.Submit(spec.Get());
+          specs[id] = spec;
+          ids.push_back(id);
+          break;
+        }
+        case 2:
+          if (!ids.empty()) {
+            const uint64_t id = ids[random() % ids.size()];
+            try {
+              h.engine().Cancel(id);
+              CHECK(!h.outcomes[id].done);
+            } catch (const plansmith::StatusError& e) {
+              CHECK(e.code() == PSM_ERROR_NOT_FOUND && h.outcomes[id].done);
+            }
+          }
+          break;
+        case 3:
+          if (random() % 16 == 0) h.fake().fail_at_step = h.fake().num_steps;
+          break;
+        default:
+          h.Step();
+      }
+      h.engine().CheckInvariants();
+    }
+    while (h.Step()) h.engine().CheckInvariants();
+    for (auto& [id, spec] : specs) {
+      const Harness::Outcome& got = h.outcomes[id];
+      CHECK(got.done);
+      const Harness::Outcome alone = RunAlone(&spec);
+      if (got.status == PSM_ERROR_EXECUTOR) {
+        ++failed;
+        CHECK(IsPrefix(got.tokens, alone.tokens));
+      } else if (got.finish_reason == PSM_FINISH_CANCELLED) {
+        ++cancelled;
+        CHECK(IsPrefix(got.tokens, alone.tokens));
+      } else {
+        ++finished;
+        CHECK(got.status == PSM_OK && got.tokens == alone.tokens &&
+              got.finish_reason == alone.finish_reason);
+      }
+    }
+    const psm_engine_stats stats = h.engine().Stats();
+    CHECK(stats.used_num_blocks == 0 && stats.num_active_requests == 0 &&
+          stats.num_queued_requests == 0);
+    CHECK(stats.num_completed_requests == specs.size() &&
+          stats.num_submitted_requests == specs.size());
+  }
+  CHECK(operations >= 2000 && cancelled > 50 && failed > 10 && finished > 500);
+}
+
+// Once its buffers have grown, a step of running requests calls operator new not once.
+void TestSteadyStepAllocatesNothing() {
+  std::mt19937 random(6);
+  Options options;
+  options.policy = PSM_MAX_UTILIZATION;
+  Harness h(options);
+  std::vector<Spec> specs;
+  for (int i = 0; i < 8; ++i) {
+    Spec spec = RandomSpec(&random, 20, 30);
+    spec.end_ids.clear();
+    spec.stop_ends.clear();
+    spec.request.max_tokens = 90;
+    spec.request.repetition_penalty = 1.2f;
+    spec.request.num_logprobs = 2;
+    specs.push_back(spec);
+  }
+  for (Spec& spec : specs) h.Submit(spec.Get());
+  psm_event events[64];
+  const auto step = [&] {
+    CHECK(h.engine().StepOnce());
+    h.engine().events().Poll(events, 64, 0);
+  };
+  for (int i = 0; i < 20; ++i) step();
+  const long before = num_news;
+  for (int i = 0; i < 60; ++i) step();
+  CHECK(num_news == before);
+  h.Submit(specs[0].Get());
+  CHECK(num_news > before);  // the counter counts
+}
+
+}  // namespace
+
+int main() {
+  TestBatchInvariance();
+  TestRandomOperations();
+  TestSteadyStepAllocatesNothing();
+  return 0;
+}

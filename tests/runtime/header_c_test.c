@@ -1,0 +1,34 @@
+/* plansmith.h comes first and alone: it must compile as C11 with every warning on, and its
+ * constants must agree.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <string.h>
+
+#include "check.h"
+#include "plansmith/plansmith.h"
+
+/* The struct sizes that callers pass end with the last field; here no padding hides behind it or it
+ * is known. */
+_Static_assert(PSM_REQUEST_SIZE == sizeof(psm_request), "psm_request has no tail padding");
+_Static_assert(PSM_ENGINE_STATS_SIZE == sizeof(psm_engine_stats),
+               "psm_engine_stats has no tail padding");
+_Static_assert(PSM_MODEL_INFO_SIZE == sizeof(psm_model_info), "psm_model_info has no tail padding");
+_Static_assert(PSM_BATCH_SIZE == sizeof(psm_batch), "psm_batch has no tail padding");
+_Static_assert(PSM_EXECUTOR_SIZE == sizeof(psm_executor), "psm_executor has no tail padding");
+_Static_assert(PSM_ENGINE_OPTIONS_SIZE <= sizeof(psm_engine_options),
+               "manual_step is the last option");
+
+int main(void) {
+  CHECK(psm_abi_version() == PSM_ABI_MAJOR * 1000 + PSM_ABI_MINOR);
+  CHECK(psm_version()[0] != '\0');
+  CHECK(PSM_OK == 0 && PSM_NUM_STATUS_CODES == 13);
+  /* Codes are dense: every one has a name and a text of its own. */
+  for (psm_status code = 0; code < PSM_NUM_STATUS_CODES; ++code) {
+    CHECK(strncmp(psm_status_name(code), "PSM_", 4) == 0);
+    CHECK(strcmp(psm_status_name(code), "PSM_ERROR_UNKNOWN") != 0);
+    CHECK(psm_status_text(code)[0] != '\0');
+  }
+  CHECK(psm_last_error()[0] == '\0');
+  return 0;
+}

@@ -1,0 +1,420 @@
+// Sampling: known answers of the generator, hand-computed penalties, filters at their edges, and
+// the distribution that comes out against exact probabilities.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "check.h"
+#include "rng.h"
+#include "status.h"
+
+using plansmith::ArgMax;
+using plansmith::ExpNonPositive;
+using plansmith::Request;
+using plansmith::Sample;
+using plansmith::Sampler;
+using plansmith::StatusError;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Request MakeRequest(std::vector<int32_t> prompt, std::vector<int32_t> output = {}) {
+  Request request;
+  request.id = 42;
+  request.num_prompt = static_cast<int32_t>(prompt.size());
+  request.max_tokens = 1000;
+  request.tokens = prompt;
+  request.counts.Reserve(100);
+  for (int32_t token : prompt) request.counts.AddPrompt(token);
+  for (int32_t token : output) {
+    request.tokens.push_back(token);
+    request.counts.AddOutput(token);
+  }
+  return request;
+}
+
+int32_t Token(const std::vector<float>& logits, const Request& request) {
+  Sampler sampler(static_cast<int32_t>(logits.size()));
+  Sample sample;
+  sampler.Draw(logits.data(), request, &sample);
+  return sample.token;
+}
+
+psm_status CodeOf(const std::vector<float>& logits, const Request& request) {
+  try {
+    Token(logits, request);
+    return PSM_OK;
+  } catch (const StatusError& e) {
+    return e.code();
+  }
+}
+
+// The known answers that Random123 publishes for philox4x32-10.
+void TestPhilox() {
+  using plansmith::Philox4x32;
+  using plansmith::PhiloxCounter;
+  CHECK((Philox4x32({0, 0, 0, 0}, {0, 0}) ==
+         PhiloxCounter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  CHECK((Philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) ==
+         PhiloxCounter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  CHECK((Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+         PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  // 0x6627e8d5e169c58d >> 11, as a fraction of 2^53
+  CHECK(plansmith::UniformAt(0, 0) ==
+        static_cast<double>(0x6627e8d5e169c58dull >> 11) / 9007199254740992.0);
+  CHECK(plansmith::UniformAt(1ull << 32, 0) !=
+        plansmith::UniformAt(1, 0));  // both halves of the seed count
+  CHECK(plansmith::UniformAt(5, 1) != plansmith::UniformAt(5, 0));
+}
+
+void TestExp() {
+  CHECK(ExpNonPositive(0.0f) == 1.0f);
+  CHECK(ExpNonPositive(-kInf) == 0.0f && ExpNonPositive(-88.0f) == 0.0f);
+  double worst = 0.0;
+  for (int i = 0; i < 300000; ++i) {
+    const float x = -86.9f * static_cast<float>(i) / 300000.0f;
+    const double exact = std::exp(static_cast<double>(x));
+    worst = std::max(worst, std::fabs(static_cast<double>(ExpNonPositive(x)) - exact) / exact);
+  }
+  CHECK(worst < 3e-7);
+}
+
+void TestArgMax() {
+  std::mt19937 random(2);
+  for (int32_t n : {1, 2, 15, 16, 17, 1023, 1024, 1025, 49152}) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (int round = 0; round < 20; ++round) {
+      // Few distinct values: ties everywhere.
+      for (float& value : x) value = static_cast<float>(random() % 50) - 100.0f;
+      float max;
+      bool has_nan;
+      const int32_t idx = ArgMax(x.data(), n, &max, &has_nan);
+      CHECK(idx == std::max_element(x.begin(), x.end()) - x.begin());
+      CHECK(max == x[static_cast<size_t>(idx)] && !has_nan);
+      x[random() % x.size()] = kNan;
+      ArgMax(x.data(), n, &max, &has_nan);
+      CHECK(has_nan);
+    }
+  }
+}
+
+void TestGreedy() {
+  Request request = MakeRequest({0});
+  request.params.temperature = 0.0f;
+  CHECK(Token({1, 3, 2, 3}, request) == 1);
+  CHECK(Token({-kInf, -kInf, -5}, request) == 2);
+  request.params.temperature = 5.0f;
+  request.params.top_k = 1;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    request.params.seed = seed;
+    CHECK(Token({1, 3, 2, 3}, request) == 1);
+  }
+}
+
+// Repetition divides positive logits and multiplies negative ones, over prompt and output; presence
+// and frequency are subtracted for output tokens only.
+void TestPenalties() {
+  Request request = MakeRequest({0, 0}, {1, 1, 2});
+  request.params.temperature = 0.0f;
+  request.params.repetition_penalty = 2.0f;
+  CHECK(Token({4, 1, 1, 2.1f}, request) == 3);      // 4/2 = 2 < 2.1
+  CHECK(Token({4, 1, 1, 1.9f}, request) == 0);      // 2 > 1.9
+  CHECK(Token({-1, -9, -9, -2.1f}, request) == 0);  // -2 > -2.1
+  CHECK(Token({-1, -9, -9, -1.9f}, request) == 3);
+  request.params.repetition_penalty = 1.0f;
+  request.params.presence_penalty = 0.5f;
+  request.params.frequency_penalty = 0.25f;
+  // token 1: 2 - 0.5 - 2*0.25 = 1; token 2: 2 - 0.5 - 0.25 = 1.25; token 0, in the prompt only:
+  // unchanged
+  CHECK(Token({1.26f, 2, 2, 1.24f}, request) == 0);
+  CHECK(Token({1.2f, 2, 2, 1.24f}, request) == 2);
+  CHECK(Token({1.2f, 2.26f, 2, 1.24f}, request) == 1);
+  request.params.repetition_penalty = 2.0f;  // first: (2/2) - 0.5 - 0.25 = 0.25
+  CHECK(Token({-9, -9, 2, 0.24f}, request) == 2);
+  CHECK(Token({-9, -9, 2, 0.26f}, request) == 3);
+}
+
+void TestBiasBadWordsMinTokens() {
+  Request request = MakeRequest({4}, {2, 3});
+  request.params.temperature = 0.0f;
+  request.params.logit_bias = {{1, 2.0f}, {0, -kInf}, {1, 1.0f}};
+  CHECK(Token({9, 1, 3.5f, 0, 0}, request) == 1);  // 1 + 2 + 1
+  CHECK(Token({9, 1, 4.5f, 0, 0}, request) == 2);
+  request.params.logit_bias.clear();
+  request.params.bad_words.ids = {0, 2, 3, 1, 3, 2, 4};
+  request.params.bad_words.ends = {1, 4, 7};    // [0], [2, 3, 1], [3, 2, 4]
+  CHECK(Token({9, 8, 7, 6, 5}, request) == 2);  // 0 always, 1 because 2 3 was just produced; 4 free
+  CHECK(Token({9, 8, 1, 1, 5}, request) == 4);
+  request = MakeRequest({4}, {2});
+  request.params.temperature = 0.0f;
+  request.params.end_ids = {0, 1};
+  request.params.min_tokens = 2;
+  CHECK(Token({9, 8, 7, 6, 5}, request) == 2);
+  request.params.min_tokens = 1;
+  CHECK(Token({9, 8, 7, 6, 5}, request) == 0);
+}
+
+void TestBadRows() {
+  Request request = MakeRequest({0});
+  CHECK(CodeOf({1, kNan, 0}, request) == PSM_ERROR_EXECUTOR);
+  CHECK(CodeOf({1, kInf, 0}, request) == PSM_ERROR_EXECUTOR);
+  CHECK(CodeOf({-kInf, -kInf, -kInf}, request) == PSM_ERROR_INVALID_ARGUMENT);
+  request.params.logit_bias = {{0, -kInf}, {1, -kInf}, {2, -kInf}};
+  CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
+  request.params.logit_bias = {{0, 3e38f}, {0, 3e38f}};
+  CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
+  try {
+    Token({0, 0, kNan}, request);
+    CHECK(false);
+  } catch (const StatusError& e) {
+    CHECK(std::string(e.what()).find("token 2") != std::string::npos);
+    CHECK(std::string(e.what()).find("request 42") != std::string::npos);
+  }
+}
+
+// Draws with seeds 0.. and compares counts with `expected` probabilities; zero ones must never come
+// up.
+void CheckDistribution(const std::vector<float>& logits, Request request,
+                       const std::vector<double>& expected) {
+  constexpr int kDraws = 20000;
+  Sampler sampler(static_cast<int32_t>(logits.size()));
+  std::vector<int> counts(logits.size(), 0);
+  for (int i = 0; i < kDraws; ++i) {
+    request.params.seed = static_cast<uint64_t>(i) * 7919;
+    Sample sample;
+    sampler.Draw(logits.data(), request, &sample);
+    ++counts[static_cast<size_t>(sample.token)];
+  }
+  double chi2 = 0.0;
+  int freedom = -1;
+  for (size_t v = 0; v < logits.size(); ++v) {
+    if (expected[v] == 0.0) {
+      CHECK(counts[v] == 0);
+      continue;
+    }
+    const double e = expected[v] * kDraws;
+    chi2 += (counts[v] - e) * (counts[v] - e) / e;
+    ++freedom;
+  }
+  // Mean f, variance 2f; 5 sigma and a bit for the skew. Seeds are fixed: this does not flicker.
+  CHECK(chi2 < freedom + 5.0 * std::sqrt(2.0 * freedom) + 8.0);
+}
+
+std::vector<double> Softmax(const std::vector<float>& logits, double temperature) {
+  std::vector<double> p;
+  double sum = 0.0;
+  for (float l : logits)
+    p.push_back(std::exp(static_cast<double>(l) / temperature)), sum += p.back();
+  for (double& x : p) x /= sum;
+  return p;
+}
+
+void KeepOnly(std::vector<double>* p, const std::set<size_t>& kept) {
+  double sum = 0.0;
+  for (size_t i = 0; i < p->size(); ++i) {
+    if (kept.count(i) == 0) (*p)[i] = 0.0;
+    sum += (*p)[i];
+  }
+  for (double& x : *p) x /= sum;
+}
+
+void TestDistributions() {
+  const std::vector<float> logits = {0.5f, 2.0f, -1.0f, 1.5f, 0.0f, -3.0f, 1.0f, -kInf};
+  // softmax at temperature 1: 1: .4114, 3: .2495, 6: .1513, 0: .0918, 4: .0557, 2: .0205, 5: .0028
+  Request request = MakeRequest({0});
+  std::vector<double> p = Softmax(logits, 1.0);
+  CheckDistribution(logits, request, p);
+  request.params.temperature = 2.5f;
+  CheckDistribution(logits, request, Softmax(logits, 2.5));
+  request.params.temperature = 0.3f;
+  CheckDistribution(logits, request, Softmax(logits, static_cast<double>(0.3f)));
+  request.params.temperature = 1.0f;
+
+  request.params.top_k = 3;
+  KeepOnly(&p, {1, 3, 6});
+  CheckDistribution(logits, request, p);
+  request.params.top_k = 100;  // more than V: all
+  CheckDistribution(logits, request, Softmax(logits, 1.0));
+  request.params.top_k = 0;
+
+  request.params.top_p = 0.7f;  // .4114 + .2495 = .6609 < .7: the third is in
+  p = Softmax(logits, 1.0);
+  KeepOnly(&p, {1, 3, 6});
+  CheckDistribution(logits, request, p);
+  request.params.top_p = 0.66f;
+  p = Softmax(logits, 1.0);
+  KeepOnly(&p, {1, 3});
+  CheckDistribution(logits, request, p);
+
+  // top_p over what top_k left: of {.4114, .2495, .1513} / .8122 the first two are .8137
+  request.params.top_k = 3;
+  request.params.top_p = 0.8f;
+  CheckDistribution(logits, request, p);
+  request.params.top_k = 0;
+  request.params.top_p = 1.0f;
+
+  request.params.min_p =
+      0.3f;  // of the best: .1513 / .4114 = .368 stays, .0918 / .4114 = .223 goes
+  p = Softmax(logits, 1.0);
+  KeepOnly(&p, {1, 3, 6});
+  CheckDistribution(logits, request, p);
+  request.params.top_k = 5;  // the same with the sorted path
+  CheckDistribution(logits, request, p);
+}
+
+void TestFilterEdges() {
+  const std::vector<float> logits = {1.0f, 2.0f, 2.0f, 0.0f};
+  Request request = MakeRequest({0});
+  std::set<int32_t> seen;
+  const auto draw = [&] {
+    seen.clear();
+    for (uint64_t seed = 0; seed < 300; ++seed) {
+      request.params.seed = seed;
+      seen.insert(Token(logits, request));
+    }
+    return seen;
+  };
+  request.params.top_p = 1e-9f;  // at least one, the lower id of the tie
+  CHECK((draw() == std::set<int32_t>{1}));
+  request.params.top_p = 1.0f;
+  request.params.min_p = 1.0f;  // all that equal the best
+  CHECK((draw() == std::set<int32_t>{1, 2}));
+  request.params.min_p = 0.0f;
+  request.params.top_k = 2;
+  CHECK((draw() == std::set<int32_t>{1, 2}));
+  request.params.top_k = 3;
+  CHECK((draw() == std::set<int32_t>{0, 1, 2}));
+  request.params.top_k = 0;
+  request.params.temperature = 1e-30f;  // no overflow
+  CHECK((draw() == std::set<int32_t>{1, 2}));
+  request.params.temperature = 1e30f;  // flat
+  CHECK((draw() == std::set<int32_t>{0, 1, 2, 3}));
+  request.params.top_p = 0.9999999f;
+  CHECK((draw() == std::set<int32_t>{0, 1, 2, 3}));
+}
+
+// Large vocabularies run through the thresholds and batches that small ones never reach: compare
+// the set of tokens that can be drawn with a full sort.
+void TestLargeVocabulary() {
+  std::mt19937 random(3);
+  const int32_t v = 5000;
+  std::vector<float> logits(v);
+  for (float& l : logits) l = static_cast<float>(random() % 4001) / 1000.0f;  // many ties
+  std::vector<int32_t> order(v);
+  for (int32_t i = 0; i < v; ++i) order[static_cast<size_t>(i)] = i;
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  const std::vector<double> p = Softmax(logits, 1.0);
+  Sampler sampler(v);
+  for (const auto& [top_k, top_p] : std::vector<std::pair<int32_t, float>>{
+           {7, 1}, {300, 1}, {2600, 1}, {4999, 1}, {0, 0.3f}, {0, 0.9f}, {700, 0.5f}}) {
+    const size_t k = top_k == 0 ? order.size() : static_cast<size_t>(top_k);
+    double total = 0.0, sum = 0.0;
+    for (size_t i = 0; i < k; ++i) total += p[static_cast<size_t>(order[i])];
+    size_t n = 0;
+    while (n < k && (n == 0 || sum < static_cast<double>(top_p) * total))
+      sum += p[static_cast<size_t>(order[n++])];
+    const std::set<int32_t> allowed(order.begin(),
+                                    order.begin() + static_cast<ptrdiff_t>(std::min(k, n + 1)));
+    Request request = MakeRequest({0});
+    request.params.top_k = top_k;
+    request.params.top_p = top_p;
+    std::set<int32_t> seen;
+    double mean_rank = 0.0;
+    for (uint64_t seed = 0; seed < 3000; ++seed) {
+      request.params.seed = seed;
+      Sample sample;
+      sampler.Draw(logits.data(), request, &sample);
+      CHECK(allowed.count(sample.token) == 1);
+      seen.insert(sample.token);
+      mean_rank += logits[static_cast<size_t>(sample.token)] / 3000.0;
+    }
+    double expected = 0.0;
+    for (size_t i = 0; i < n; ++i)
+      expected += p[static_cast<size_t>(order[i])] / sum *
+                  static_cast<double>(logits[static_cast<size_t>(order[i])]);
+    CHECK(std::fabs(mean_rank - expected) < 0.08);  // sd of a logit here is below 1; 3000 draws
+    CHECK(seen.size() > std::min<size_t>(n, 3000) / 4);
+  }
+}
+
+void TestLogProbs() {
+  const std::vector<float> logits = {0.5f, 2.0f, -1.0f, 2.0f, -kInf};
+  Request request = MakeRequest({0});
+  request.params.temperature = 0.0f;
+  request.params.logit_bias = {
+      {2, 50.0f}};  // chosen by bias; the log-probabilities stay the model's own
+  request.params.num_logprobs = 4;
+  Sampler sampler(5);
+  Sample sample;
+  sampler.Draw(logits.data(), request, &sample);
+  const std::vector<double> p = Softmax(logits, 1.0);
+  CHECK(sample.token == 2 && std::fabs(sample.logprob - std::log(p[2])) < 1e-6);
+  CHECK(sample.num_top == 4);
+  const int32_t best[] = {1, 3, 0, 2};
+  for (int i = 0; i < 4; ++i) {
+    CHECK(sample.top_ids[i] == best[i]);
+    CHECK(std::fabs(sample.top_logprobs[i] - std::log(p[static_cast<size_t>(best[i])])) < 1e-6);
+  }
+  request.params.num_logprobs = PSM_MAX_TOP_LOGPROBS;  // more than there are
+  sampler.Draw(logits.data(), request, &sample);
+  CHECK(sample.num_top == 4);  // what is impossible is not listed
+
+  std::vector<float> wide(100000, -20.0f);  // the sum of many small terms: 1 + 1e5 e^-20
+  wide[77] = 0.0f;
+  Sampler wide_sampler(100000);
+  request = MakeRequest({0});
+  request.params.temperature = 0.0f;
+  request.params.num_logprobs = 1;
+  wide_sampler.Draw(wide.data(), request, &sample);
+  CHECK(sample.token == 77 &&
+        std::fabs(sample.logprob + std::log1p(99999.0 * std::exp(-20.0))) < 1e-9);
+}
+
+// The row decides, not the object's past.
+void TestNoMemory() {
+  std::mt19937 random(4);
+  Sampler used(257);
+  for (int i = 0; i < 300; ++i) {
+    std::vector<float> logits(257);
+    for (float& l : logits) l = static_cast<float>(random() % 1000) / 100.0f;
+    Request request = MakeRequest({3, 4}, {5});
+    request.params.seed = random();
+    request.params.top_k = static_cast<int32_t>(random() % 3) * 20;
+    request.params.top_p = random() % 2 ? 0.8f : 1.0f;
+    request.params.min_p = random() % 2 ? 0.1f : 0.0f;
+    request.params.num_logprobs = static_cast<int32_t>(random() % 4);
+    request.params.presence_penalty = random() % 2 ? 1.0f : 0.0f;
+    Sample sample;
+    used.Draw(logits.data(), request, &sample);
+    CHECK(sample.token == Token(logits, request));
+  }
+}
+
+}  // namespace
+
+int main() {
+  TestPhilox();
+  TestExp();
+  TestArgMax();
+  TestGreedy();
+  TestPenalties();
+  TestBiasBadWordsMinTokens();
+  TestBadRows();
+  TestDistributions();
+  TestFilterEdges();
+  TestLargeVocabulary();
+  TestLogProbs();
+  TestNoMemory();
+  return 0;
+}
