@@ -36,7 +36,7 @@ def _norm(
 ) -> ir.Value:
     """Cast to float32, norm, cast back: a sum of squares overflows float16, and 1 + w is coarse in bfloat16."""
     f32 = ir.DataType.FLOAT
-    attrs = {"axis": -1, "epsilon": eps, "stash_type": 1}
+    attrs = {"axis": -1, "epsilon": float(eps), "stash_type": 1}
     if g.compute == f32:
         return g.node("RMSNormalization", [x, scale], name, f32, shape, attrs)
     x = g.node("Cast", [x], f"{name}/to_f32", f32, shape, {"to": int(f32)})

@@ -19,9 +19,6 @@ from .quantize import quantize_int4, quantize_int8
 Array = npt.NDArray[Any]
 
 
-_STORED = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
-
-
 @dataclasses.dataclass
 class _Last:
     """The codes and scales of the weight that was quantized last: a weight's two initializers share one pass."""
@@ -59,7 +56,7 @@ class WeightLoader:
             return self._tables[name]
         rows, cols = self._source.shape(name)
         if self.precision.head_bits > 8:
-            stored = self._stored_type()
+            stored = self._stored_type(self.precision.head_bits)
             table = self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored))
         else:
             codes = self.g.lazy(name, ir.DataType.INT8, (rows, cols), lambda: self._int8(name)[0])
@@ -98,7 +95,7 @@ class WeightLoader:
     def _linear(self, name: str, bits: int) -> ir.Value:
         n, k = self._source.shape(name)
         if bits > 8:
-            dtype = self._stored_type()
+            dtype = self._stored_type(bits)
             return self.cast(self.g.lazy(name, dtype, (k, n), lambda: _transposed(self._plain(name, dtype))))
         if bits == 8:
             codes = self.g.lazy(name, ir.DataType.INT8, (k, n), lambda: _transposed(self._int8(name)[0]))
@@ -113,8 +110,10 @@ class WeightLoader:
             attrs = {"axis": 0, "block_size": group}
         return self.g.node("DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (k, n), attrs)
 
-    def _stored_type(self) -> ir.DataType:
-        return _STORED.get(self.precision.name, ir.DataType.FLOAT)
+    def _stored_type(self, bits: int) -> ir.DataType:
+        if bits == 32:
+            return ir.DataType.FLOAT
+        return ir.DataType.BFLOAT16 if self.precision.name == "bf16" else ir.DataType.FLOAT16
 
     def _plain(self, name: str, dtype: ir.DataType) -> Array:
         w = np.asarray(self._source.get(name))
