@@ -9,6 +9,7 @@ from typing import Any
 from ..runtime.engine import Engine
 from ..runtime.errors import Error
 from ._prompts import PromptMaker
+from ._terminal import terminal_text
 
 _HELP = "Ctrl-C stops an answer, Ctrl-D ends; /reset forgets the conversation."
 
@@ -54,7 +55,7 @@ def _answer(engine: Engine, maker: PromptMaker, messages: list[dict[str, Any]]) 
         try:
             for delta in handle:
                 parts.append(delta.text)
-                print(delta.text, end="", flush=True)
+                print(terminal_text(delta.text), end="", flush=True)
             break
         except KeyboardInterrupt:
             handle.cancel()  # what is there of the answer stays in the conversation

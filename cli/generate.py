@@ -15,6 +15,7 @@ from . import _options as options
 from ._chat import run_chat
 from ._lines import completion_fields, run_lines
 from ._prompts import DEFAULT_MAX_TOKENS, PromptMaker
+from ._terminal import terminal_text
 
 
 def generate(
@@ -111,6 +112,7 @@ def generate(
         ignore_eos=ignore_eos,
     )
     variables = _template_variables(template_var or [])
+    text = "" if chat or input_file is not None else _read_prompt(prompt)
     flags = (max_batch_size, max_num_tokens, kv_cache_bytes, scheduler_policy)
     with options.open_engine(engine_dir, target, threads, *flags, verify_hashes=verify_hashes) as engine:
         maker = PromptMaker(engine, params, raw=raw, system=system, template_variables=variables)
@@ -119,7 +121,7 @@ def generate(
         elif input_file is not None:
             sys.exit(run_lines(engine, maker, input_file, output_file, keep_going=keep_going))
         else:
-            _run_one(engine, maker, _read_prompt(prompt), as_json=as_json)
+            _run_one(engine, maker, text, as_json=as_json)
 
 
 def _check_modes(
@@ -172,5 +174,5 @@ def _run_one(engine: Engine, maker: PromptMaker, text: str, *, as_json: bool) ->
             print(json.dumps(completion_fields(handle.result()), ensure_ascii=False))
             return
         for delta in handle:
-            print(delta.text, end="", flush=True)
+            print(terminal_text(delta.text), end="", flush=True)
         print()

@@ -62,6 +62,8 @@ class ChatTemplate:
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidArgumentError(f"messages is {messages!r}, it must be a list of objects")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidArgumentError(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, cast
 
+import numpy as np
+
 from .engine_base import EngineBase, Prompt, per_prompt
 from .errors import Error, InternalError, InvalidArgumentError, QueueFullError, ShutdownError
+from .native_engine import Event, NativeEngine
 from .request import Completion, Delta, RequestState
 from .sampling import SamplingParams
 
@@ -119,8 +124,13 @@ class Engine(EngineBase):
         self._progress = threading.Condition()
         self._dispatcher: threading.Thread | None = None
         if not self._options.manual_step:
-            self._dispatcher = threading.Thread(target=self._dispatch, name="plansmith-events", daemon=True)
+            # The thread must not keep alive an engine that nobody uses or closed.
+            arguments = (self._core, weakref.ref(self))
+            self._dispatcher = threading.Thread(
+                target=_dispatch, args=arguments, name="plansmith-events", daemon=True
+            )
             self._dispatcher.start()
+        weakref.finalize(self, self._core.close)  # also at the interpreter's exit
 
     def submit(
         self,
@@ -218,23 +228,33 @@ class Engine(EngineBase):
         """Close the engine."""
         self.close()
 
-    def _dispatch(self) -> None:
+    def _deliver(self, events: Sequence[Event]) -> None:
+        """Route events, on the event thread."""
         try:
-            while True:
-                self._pump(-1)
-                with self._progress:
-                    self._progress.notify_all()
-        except ShutdownError:
-            return
+            self._route(events)
         except BaseException as error:
             self._fail_all(InternalError(f"the event thread failed: {type(error).__name__}: {error}"))
             raise
+        with self._progress:
+            self._progress.notify_all()
 
     def _drive(self, done: Callable[[], bool]) -> None:
         """Of a manual_step engine, run steps until `done()`; others run by themselves."""
         while self._dispatcher is None and not done():
             if not self.step() and not done():
                 raise InternalError("the request can not go on: no step could run")
+
+
+def _dispatch(core: NativeEngine, engine_of: weakref.ref[Engine]) -> None:
+    """Deliver events until the engine is closed or gone."""
+    with contextlib.suppress(ShutdownError):
+        while True:
+            events = core.poll(-1)
+            engine = engine_of()
+            if engine is None:
+                return
+            engine._deliver(events)
+            del engine
 
 
 def _is_last(item: Delta | Error) -> bool:
@@ -245,6 +265,6 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts; one text or one list of ids is a batch of one."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
+    if len(prompts) and isinstance(prompts[0], (int, np.integer)):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[Prompt]", prompts))

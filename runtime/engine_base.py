@@ -23,7 +23,7 @@ from .errors import (
 )
 from .executor import Executor, Int32Array, ModelInfo, cpu_executor
 from .manifest import Manifest, load_manifest
-from .native_engine import EngineOptions, NativeEngine, TokenEvent
+from .native_engine import EngineOptions, Event, NativeEngine, TokenEvent
 from .request import RequestState, Sink
 from .sampling import SamplingParams
 from .stats import EngineStats, IterationStats
@@ -164,13 +164,13 @@ class EngineBase:
         if prompt_len > limits.max_input_len:
             raise ShapeError(
                 f"the prompt has {prompt_len} tokens, the engine's max_input_len is {limits.max_input_len}; shorten it "
-                f"or rebuild with --max_input_len {prompt_len}"
+                f"or rebuild with --max-input-len {prompt_len}"
             )
         if prompt_len + wanted > limits.max_seq_len:
             raise ShapeError(
                 f"the prompt has {prompt_len} tokens and max_tokens is {wanted}, together more than the engine's "
                 f"max_seq_len {limits.max_seq_len}; lower max_tokens or rebuild with "
-                f"--max_seq_len {prompt_len + wanted}"
+                f"--max-seq-len {prompt_len + wanted}"
             )
 
     def _start(
@@ -263,6 +263,10 @@ class EngineBase:
     def _pump(self, timeout_ms: int) -> int:
         """Poll once and give each event to its request; returns the number of events."""
         events = self._core.poll(timeout_ms)
+        self._route(events)
+        return len(events)
+
+    def _route(self, events: Sequence[Event]) -> None:
         for event in events:
             state = self._states.get(event.client_id)
             if state is None:
@@ -277,7 +281,6 @@ class EngineBase:
                 self._cancel(event.request_id)
                 with contextlib.suppress(Exception):  # the sink may be what fails; the state has the error
                     state.fail(InternalError(f"handling a token failed: {type(error).__name__}: {error}"))
-        return len(events)
 
     def _cancel(self, request_id: int | None) -> None:
         """Cancel unless the request has ended or the engine is closed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -86,11 +87,16 @@ class FakeModel:
     """An ExecutorModel with the fake model's logits.
 
     fail_at_step : the step (from 0) that raises
+    step_s : how long a step takes at least, so that a test is surely faster than a whole request
     gate : a step waits for this before it runs, so that a test can hold the engine in the middle
     """
 
     def __init__(
-        self, info: ModelInfo = INFO, fail_at_step: int = -1, gate: threading.Event | None = None
+        self,
+        info: ModelInfo = INFO,
+        fail_at_step: int = -1,
+        step_s: float = 0.0,
+        gate: threading.Event | None = None,
     ) -> None:
         self.info = info
         self.num_steps = 0
@@ -98,6 +104,7 @@ class FakeModel:
         self.closed = 0
         self.max_num_tokens_seen = 0
         self._fail_at_step = fail_at_step
+        self._step_s = step_s
         self._gate = gate
 
     def describe(self) -> ModelInfo:
@@ -110,6 +117,7 @@ class FakeModel:
         self.num_entered += 1
         if self._gate is not None:
             assert self._gate.wait(30)
+        time.sleep(self._step_s)
         if self.num_steps == self._fail_at_step:
             raise RuntimeError("the fake model was told to fail")
         self.num_steps += 1

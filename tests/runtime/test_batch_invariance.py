@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,10 @@ from fake_executor import INFO, FakeModel, History, RecordingModel, greedy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plansmith.runtime.engine import Completion, Engine, RequestHandle, SamplingParams
-from plansmith.runtime.executor import Executor, ModelInfo, PythonExecutor
+from plansmith.runtime.executor import Executor, ModelInfo, PythonExecutor, cpu_executor
 from plansmith.runtime.native_engine import EngineOptions
 
 MAX_PROMPT, MAX_OUTPUT = 30, 16
-MIN_BLOCKS = 12  # the largest request alone: 46 tokens in blocks of 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Request:
     params: SamplingParams
     submit_before_step: int
     cancel_before_step: int | None
+
+
+def min_blocks(info: ModelInfo) -> int:
+    """Return the blocks of the largest request alone: with so few, others must be paused."""
+    return -(-(MAX_PROMPT + MAX_OUTPUT) // info.tokens_per_block)
 
 
 def sampling(vocab_size: int) -> st.SearchStrategy[SamplingParams]:
@@ -63,8 +68,6 @@ def requests(vocab_size: int) -> st.SearchStrategy[list[Request]]:
 
 
 def options(info: ModelInfo) -> st.SearchStrategy[EngineOptions]:
-    batch = st.integers(1, info.max_batch_size)
-    most_blocks = MIN_BLOCKS + 20
     return st.builds(
         lambda batch_size, extra, policy, blocks: EngineOptions(
             max_batch_size=batch_size,
@@ -73,10 +76,10 @@ def options(info: ModelInfo) -> st.SearchStrategy[EngineOptions]:
             kv_cache_bytes=blocks * info.kv_bytes_per_block,
             manual_step=True,
         ),
-        batch,
+        st.integers(1, info.max_batch_size),
         st.integers(0, 24),
         st.sampled_from(["guaranteed_no_evict", "max_utilization", "max_utilization"]),
-        st.integers(MIN_BLOCKS, most_blocks),
+        st.integers(min_blocks(info), 3 * min_blocks(info)),
     )
 
 
@@ -108,7 +111,7 @@ def output(completion: Completion) -> list[tuple[int, float, Any]]:
 
 
 def check(make_executor: Callable[[], Executor], engine_options: EngineOptions, work: list[Request]) -> Any:
-    """Compare each request with itself alone in an engine; returns the statistics of the mixed run."""
+    """Compare each request with itself alone in an engine; return the statistics of the mixed run."""
     together, stats = run(make_executor(), engine_options, work)
     for request, mixed in zip(work, together, strict=True):
         by_itself = dataclasses.replace(request, submit_before_step=0, cancel_before_step=None)
@@ -134,7 +137,7 @@ def test_the_kv_sizes_drawn_do_force_pauses() -> None:
     work = [Request((i,) * 20, params, 0, None) for i in range(6)]
     tiny = EngineOptions(
         scheduler_policy="max_utilization",
-        kv_cache_bytes=MIN_BLOCKS * INFO.kv_bytes_per_block,
+        kv_cache_bytes=min_blocks(INFO) * INFO.kv_bytes_per_block,
         manual_step=True,
     )
     stats = check(lambda: PythonExecutor(FakeModel()), tiny, work)
@@ -171,3 +174,44 @@ def test_the_recorder_finds_logits_that_depend_on_the_batch() -> None:
             else:
                 with pytest.raises(RuntimeError, match="other logits"):
                     engine.generate(prompts, params)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        ("llama", "fp32"),
+        ("llama", "bf16"),
+        ("llama", "int8"),
+        ("llama", "int4"),
+        ("gemma2", "fp32"),
+        ("phi3", "int8"),
+    ],
+)
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_with_the_cpu_executor_bit_for_bit(
+    family: str, precision: str, data: st.DataObject, tiny_engine: Callable[[str, str], Path]
+) -> None:
+    """Every logits row, of any schedule and any number of threads, has the bits of the same history before."""
+    plan = tiny_engine(family, precision) / "targets" / "cpu" / "model.plan"
+    probe = cpu_executor(plan, num_threads=1)
+    info = probe.describe()
+    probe.close()
+    recorded: dict[History, bytes] = {}
+    models: list[RecordingModel] = []
+
+    def make() -> Executor:
+        threads = 1 + len(models) % 3
+        models.append(RecordingModel(cpu_executor(plan, num_threads=threads), recorded))
+        return PythonExecutor(models[-1])
+
+    work = data.draw(requests(info.vocab_size))
+    check(make, data.draw(options(info)), work)
+    num_rows = sum(model.num_compared for model in models)
+    # A request that is not cancelled at once has each of its histories in both runs.
+    if any(request.cancel_before_step is None for request in work):
+        assert num_rows > len(recorded)

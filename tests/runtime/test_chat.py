@@ -107,7 +107,9 @@ def test_a_message_without_content_is_an_error_not_a_crash() -> None:
         ChatTemplate(CHATML).render([{"role": "user"}])
 
 
-@pytest.mark.parametrize("messages", [[], ["hello"], [{"content": "no role"}], [{"role": 3}]])
+@pytest.mark.parametrize(
+    "messages", [[], 5, "hi", {"role": "user"}, None, ["hello"], [{"content": "no role"}], [{"role": 3}]]
+)
 def test_messages_of_another_form_are_refused(messages: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="message"):
         ChatTemplate(CHATML).render(messages)

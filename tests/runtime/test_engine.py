@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,7 +179,7 @@ def test_cancel_from_another_thread() -> None:
 
 
 def test_a_stream_that_is_closed_or_dropped_cancels() -> None:
-    with open_fake() as engine:
+    with Engine.from_executor(PythonExecutor(FakeModel(step_s=0.02))) as engine:
         long = dataclasses.replace(GREEDY, max_tokens=60)
         with engine.stream([1, 2], long) as stream:
             next(stream)
@@ -182,7 +187,7 @@ def test_a_stream_that_is_closed_or_dropped_cancels() -> None:
         next(dropped)
         del dropped
         eventually(lambda: engine.stats().num_completed_requests == 2)
-        assert engine.stats().num_active_requests == 0
+        assert engine.stats().num_active_requests == 0 and engine.stats().num_generated_tokens < 100
 
 
 def test_result_times_out_and_the_request_goes_on() -> None:
@@ -358,11 +363,33 @@ def test_closing_fails_what_is_running() -> None:
                 next(handle)
 
 
-def test_an_engine_that_nobody_closes_is_released_with_its_last_reference() -> None:
+@pytest.mark.parametrize("manual_step", [True, False])
+def test_an_engine_that_nobody_closes_is_released_with_its_last_reference(manual_step: bool) -> None:
     model = FakeModel()
-    engine = Engine.from_executor(PythonExecutor(model), EngineOptions(manual_step=True))
+    engine = Engine.from_executor(PythonExecutor(model), EngineOptions(manual_step=manual_step))
+    engine.generate(PROMPTS, GREEDY)
     del engine
-    assert model.closed == 1
+    gc.collect()
+    eventually(lambda: model.closed == 1)
+
+
+def test_a_program_may_end_in_the_middle_of_a_request() -> None:
+    program = (
+        "from fake_executor import fake_executor\n"
+        "from plansmith.runtime.engine import Engine, SamplingParams\n"
+        "engine = Engine.from_executor(fake_executor())\n"
+        "stream = engine.stream([1, 2], SamplingParams(max_tokens=60))\n"
+        "print(next(stream).token_ids)\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("(") and done.stderr == ""
 
 
 def test_manual_steps() -> None:

@@ -64,9 +64,9 @@ def test_logits_of_another_shape_fail_the_step(shape: tuple[int, ...]) -> None:
         def step(self, batch: Any) -> Any:
             return np.zeros(shape, np.float32)
 
-    with Engine.from_executor(PythonExecutor(Wrong())) as engine:
-        with pytest.raises(errors.ExecutorError, match=r"shape .*, the step wants \(1, 64\)"):
-            engine.generate([[1, 2]], GREEDY)
+    wanted = pytest.raises(errors.ExecutorError, match=r"shape .*, the step wants \(1, 64\)")
+    with Engine.from_executor(PythonExecutor(Wrong())) as engine, wanted:
+        engine.generate([[1, 2]], GREEDY)
 
 
 def test_logits_of_another_type_and_layout_are_converted() -> None:
