@@ -15,7 +15,7 @@ from .targets.registry import Target, compiler_version, compute_dtype
 
 _HERE = pathlib.Path(__file__).parent
 # Sources that every target's plan depends on; a compiler's own folder comes on top.
-_COMMON = ("spec.py", "limits.py", "precision.py", "checkpoint", "graph")
+_COMMON = ("compile.py", "spec.py", "limits.py", "precision.py", "checkpoint", "graph")
 
 
 @functools.cache

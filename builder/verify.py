@@ -1,7 +1,9 @@
 """The engine against its references: the same logits, on mixed steps of prefill chunks and decode tokens.
 
-    reference     the graph in ONNX Runtime, at the same precision: shows what compiling and the kernels changed
-    transformers  the checkpoint itself in float32: shows what the graph and the precision changed
+    reference     the graph in ONNX Runtime, at the same precision and, beside int8 and int4 weights, with activations
+                  rounded as the cpu target rounds them: shows whether compiling and the kernels are right
+    unrounded     the same without the rounding of activations: with reference, it shows what the rounding costs
+    transformers  the checkpoint itself in float32: what the graph and the precision change
 
 Every token of every sequence is compared. KL is KL(referee || engine) of the next-token distributions, in nats.
 """
@@ -12,67 +14,23 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from ..runtime.errors import InvalidArgumentError, UnsupportedError
-from ..runtime.manifest import MANIFEST_NAME, load_manifest
+from ..runtime.errors import UnsupportedError
 from .batch import BatchPlanner, StepBatch
-from .build import plan_build
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint
+from .compare import Comparison, Logits, Tally, threshold_of
+from .compile import ACTIVATION_GROUPS
 from .graph import build_graph
-from .limits import Limits, make_limits
-from .precision import Precision, precision
+from .limits import Limits
 from .prompts import make_sequences
+from .round_activations import round_activations
+from .verify_subject import Subject
 
-Logits = npt.NDArray[np.float32]
 REFEREES = ("reference", "transformers")
-
-
-@dataclasses.dataclass(frozen=True)
-class Threshold:
-    """What a comparison must keep; the largest difference of a logit, KL, and the least share of equal best tokens."""
-
-    max_diff: float = math.inf
-    mean_kl: float = math.inf
-    max_kl: float = math.inf
-    top1: float = 0.0
-
-
-# By referee and precision. Of fp32, fp16 and bf16 the graph and the cpu plan hold the same numbers and only the order
-# of additions differs; int8 and int4 plans also quantize the activations, row by row.
-_SAME = Threshold(max_diff=2e-3, mean_kl=1e-5)
-THRESHOLDS: dict[tuple[str, str], Threshold] = {
-    ("reference", "fp32"): _SAME,
-    ("reference", "fp16"): _SAME,
-    ("reference", "bf16"): _SAME,
-    ("reference", "int8"): Threshold(mean_kl=0.02, max_kl=0.5, top1=0.9),
-    ("reference", "int4"): Threshold(mean_kl=0.02, max_kl=0.5, top1=0.9),
-    ("transformers", "fp32"): _SAME,
-    ("transformers", "fp16"): Threshold(mean_kl=1e-4, max_kl=0.01, top1=0.97),
-    ("transformers", "bf16"): Threshold(mean_kl=2e-3, max_kl=0.1, top1=0.95),
-    ("transformers", "int8"): Threshold(mean_kl=0.03, max_kl=1.0, top1=0.85),
-    ("transformers", "int4"): Threshold(mean_kl=0.6, max_kl=8.0, top1=0.5),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One engine against one referee over `rows` tokens."""
-
-    subject: str
-    referee: str
-    rows: int
-    max_diff: float
-    mean_kl: float
-    max_kl: float
-    top1: float
-    threshold: Threshold
-    passed: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,130 +50,21 @@ class VerifyReport:
         return all(one.passed for one in self.comparisons)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values; an absent threshold is null."""
-        content = dataclasses.asdict(self)
-        for one in content["comparisons"]:
-            one["threshold"] = {k: v if math.isfinite(v) else None for k, v in one["threshold"].items()}
-        return {"passed": self.passed, **content}
+        """Return the report as JSON values; an absent threshold, or a difference that is not finite, is null."""
+        return {"passed": self.passed, **_finite(dataclasses.asdict(self))}
 
 
-class _Tally:
-    """Differences of two runs, gathered row by row."""
-
-    def __init__(self) -> None:
-        self.rows = self.agreeing = 0
-        self.max_diff = self.sum_kl = self.max_kl = 0.0
-
-    def add(self, referee: Logits, subject: Logits) -> None:
-        """Compare (R, V) logits."""
-        if not np.isfinite(subject).all():
-            self.max_diff = self.sum_kl = self.max_kl = math.inf
-        with np.errstate(invalid="ignore"):
-            p, q = _log_softmax(referee), _log_softmax(subject)
-            kl = np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0.0)
-            self.max_diff = max(self.max_diff, float(np.abs(referee - subject).max()))
-        self.rows += len(referee)
-        self.agreeing += int((referee.argmax(axis=1) == subject.argmax(axis=1)).sum())
-        self.sum_kl += float(kl.sum())
-        self.max_kl = max(self.max_kl, float(kl.max()))
-
-    def result(self, subject: str, referee: str, threshold: Threshold) -> Comparison:
-        mean_kl, top1 = self.sum_kl / self.rows, self.agreeing / self.rows
-        passed = (
-            self.max_diff <= threshold.max_diff
-            and mean_kl <= threshold.mean_kl
-            and self.max_kl <= threshold.max_kl
-            and top1 >= threshold.top1
-        )
-        return Comparison(
-            subject, referee, self.rows, self.max_diff, mean_kl, self.max_kl, top1, threshold, passed
-        )
-
-
-def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return result
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Session(Protocol):
     def step(self, batch: StepBatch) -> Logits:
         """Return the logits of a step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What is verified: a cpu plan of a checkpoint."""
-
-    checkpoint: Checkpoint
-    recipe: Precision
-    limits: Limits
-    plan: pathlib.Path
-    notes: tuple[str, ...] = ()
-
-
-@contextlib.contextmanager
-def open_subject(
-    path: pathlib.Path, checkpoint: pathlib.Path | None = None, precision_name: str | None = None
-) -> Iterator[Subject]:
-    """Give what is to be verified: an engine directory's cpu plan, or one made of a checkpoint for the purpose.
-
-    checkpoint : of an engine, where it is not at its recorded place any more
-    precision_name : of a checkpoint ("auto" when None); an engine has its own
-    raises EngineFileError, CheckpointError, or InvalidArgumentError when the two do not belong together.
-    """
-    if (path / MANIFEST_NAME).is_file():
-        yield _engine_subject(path, checkpoint, precision_name)
-        return
-    if checkpoint is not None:
-        raise InvalidArgumentError(
-            f"--checkpoint goes with an engine directory, {path} has no {MANIFEST_NAME}; leave it out or give an engine"
-        )
-    plan = plan_build(path, ["cpu"], precision=precision_name or "auto")
-    from .targets.cpu import compile_plan
-
-    with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
-        file = pathlib.Path(folder) / "model.plan"
-        spec = plan.checkpoint.spec
-        model = build_graph(spec, plan.checkpoint.weights, plan.recipe, plan.limits)
-        compile_plan(model, spec, plan.limits, file)
-        yield Subject(plan.checkpoint, plan.recipe, plan.limits, file)
-
-
-def _engine_subject(
-    path: pathlib.Path, checkpoint: pathlib.Path | None, precision_name: str | None
-) -> Subject:
-    manifest = load_manifest(path)
-    manifest.check_files(hashes=True)
-    if precision_name not in (None, "auto", manifest.precision):
-        raise InvalidArgumentError(
-            f"--precision {precision_name} is asked for, {path} has {manifest.precision}; leave --precision out, or "
-            "verify the checkpoint itself"
-        )
-    limits = {f.name: getattr(manifest.limits, f.name) for f in dataclasses.fields(Limits)}
-    source = pathlib.Path(checkpoint or manifest.checkpoint.path)
-    if not source.exists():
-        raise InvalidArgumentError(
-            f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
-        )
-    opened = open_checkpoint(source, manifest.limits.max_seq_len)
-    if opened.fingerprint() != manifest.checkpoint.fingerprint:
-        raise InvalidArgumentError(
-            f"{source} is not the checkpoint that {path} was built from (fingerprint {opened.fingerprint()[:12]}, "
-            f"recorded {manifest.checkpoint.fingerprint[:12]}); give the right one with --checkpoint or build again"
-        )
-    notes = [
-        f"target {name} runs on {' '.join(target.sm)} only; its files are whole"
-        for name, target in manifest.targets.items()
-        if target.sm
-    ]
-    return Subject(
-        opened,
-        precision(manifest.precision),
-        make_limits(opened.spec.max_position_embeddings, **limits),
-        manifest.plan_path("cpu"),
-        tuple(notes),
-    )
 
 
 def verify(
@@ -239,22 +88,26 @@ def verify(
     original = _transformers_logits(subject.checkpoint, sequences) if "transformers" in against else None
     planner = _planner(subject.limits, sequences, seed)
     num_blocks = _num_blocks(subject.limits, sequences)
-    tallies: dict[tuple[str, str], _Tally] = {}
+    tallies: dict[tuple[str, str], Tally] = {}
     steps = 0
     with contextlib.ExitStack() as stack:
         cpu = stack.enter_context(_cpu_session(subject.plan, num_blocks, num_threads))
-        reference = _reference_session(subject, num_blocks, num_threads) if "reference" in against else None
+        referees = {}
+        if "reference" in against:
+            referees["reference"] = _reference_session(subject, num_blocks, num_threads, rounded=True)
+            if subject.recipe.weight_bits <= 8:
+                referees["unrounded"] = _reference_session(subject, num_blocks, num_threads, rounded=False)
         for steps, planned in enumerate(planner, 1):  # noqa: B007 - counted
-            rows = {"cpu": cpu.step(planned.batch)}
-            if reference is not None:
-                rows["reference"] = reference.step(planned.batch)
-                tallies.setdefault(("cpu", "reference"), _Tally()).add(rows["reference"], rows["cpu"])
+            got = cpu.step(planned.batch)
+            wanted = {name: session.step(planned.batch) for name, session in referees.items()}
             if original is not None:
-                wanted = np.stack([original[seq][position] for seq, position in planned.rows])
-                for name, got in rows.items():
-                    tallies.setdefault((name, "transformers"), _Tally()).add(wanted, got)
+                wanted["transformers"] = np.stack([original[seq][at] for seq, at in planned.rows])
+            for subject_name, referee in _pairs(wanted):
+                tally = tallies.setdefault((subject_name, referee), Tally())
+                tally.add(wanted[referee], {"cpu": got, **wanted}[subject_name])
+    noise = tallies.get(("reference", "unrounded"))
     comparisons = [
-        tally.result(name, referee, THRESHOLDS[referee, subject.recipe.name])
+        tally.result(name, referee, threshold_of(name, referee, subject.recipe, noise))
         for (name, referee), tally in tallies.items()
     ]
     return VerifyReport(
@@ -265,6 +118,19 @@ def verify(
         comparisons=tuple(comparisons),
         notes=subject.notes,
     )
+
+
+def _pairs(referees: Collection[str]) -> list[tuple[str, str]]:
+    """Return who is compared with whom."""
+    pairs = [
+        ("cpu", "reference"),
+        ("reference", "unrounded"),
+        ("cpu", "transformers"),
+        ("unrounded", "transformers"),
+    ]
+    if "unrounded" not in referees:
+        pairs.append(("reference", "transformers"))
+    return [(one, two) for one, two in pairs if two in referees and one in ("cpu", *referees)]
 
 
 def _planner(limits: Limits, sequences: Sequence[Sequence[int]], seed: int) -> BatchPlanner:
@@ -294,10 +160,12 @@ def _cpu_session(
     return CpuSession(plan, num_blocks, num_threads=num_threads)
 
 
-def _reference_session(subject: Subject, num_blocks: int, num_threads: int) -> _Session:
+def _reference_session(subject: Subject, num_blocks: int, num_threads: int, *, rounded: bool) -> _Session:
     from .targets.reference import ReferenceSession
 
     model = build_graph(subject.checkpoint.spec, subject.checkpoint.weights, subject.recipe, subject.limits)
+    if rounded and subject.recipe.weight_bits <= 8:
+        round_activations(model, ACTIVATION_GROUPS)
     return ReferenceSession(model, num_blocks, num_threads=num_threads)
 
 

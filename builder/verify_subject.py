@@ -1,0 +1,93 @@
+"""What can be verified: the cpu plan of an engine directory, or one made of a checkpoint for the purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+from ..runtime.errors import InvalidArgumentError
+from ..runtime.manifest import MANIFEST_NAME, load_manifest
+from .build import plan_build
+from .checkpoint import Checkpoint, open_checkpoint
+from .compile import ACTIVATION_GROUPS
+from .graph import build_graph
+from .limits import Limits, make_limits
+from .precision import Precision, precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is verified: a cpu plan of a checkpoint."""
+
+    checkpoint: Checkpoint
+    recipe: Precision
+    limits: Limits
+    plan: pathlib.Path
+    notes: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def open_subject(
+    path: pathlib.Path, checkpoint: pathlib.Path | None = None, precision_name: str | None = None
+) -> Iterator[Subject]:
+    """Give what is to be verified: an engine directory's cpu plan, or one made of a checkpoint for the purpose.
+
+    checkpoint : of an engine, where it is not at its recorded place any more
+    precision_name : of a checkpoint ("auto" when None); an engine has its own
+    raises EngineFileError, CheckpointError, or InvalidArgumentError when the two do not belong together.
+    """
+    if (path / MANIFEST_NAME).is_file():
+        yield _engine_subject(path, checkpoint, precision_name)
+        return
+    if checkpoint is not None:
+        raise InvalidArgumentError(
+            f"--checkpoint goes with an engine directory, {path} has no {MANIFEST_NAME}; leave it out or give an engine"
+        )
+    plan = plan_build(path, ["cpu"], precision=precision_name or "auto")
+    from .targets.cpu import Options, compile_plan
+
+    with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
+        file = pathlib.Path(folder) / "model.plan"
+        spec = plan.checkpoint.spec
+        model = build_graph(spec, plan.checkpoint.weights, plan.recipe, plan.limits)
+        compile_plan(model, spec, plan.limits, file, options=Options(activation_groups=ACTIVATION_GROUPS))
+        yield Subject(plan.checkpoint, plan.recipe, plan.limits, file)
+
+
+def _engine_subject(
+    path: pathlib.Path, checkpoint: pathlib.Path | None, precision_name: str | None
+) -> Subject:
+    manifest = load_manifest(path)
+    manifest.check_files(hashes=True)
+    if precision_name not in (None, "auto", manifest.precision):
+        raise InvalidArgumentError(
+            f"--precision {precision_name} is asked for, {path} has {manifest.precision}; leave --precision out, or "
+            "verify the checkpoint itself"
+        )
+    limits = {f.name: getattr(manifest.limits, f.name) for f in dataclasses.fields(Limits)}
+    source = pathlib.Path(checkpoint or manifest.checkpoint.path)
+    if not source.exists():
+        raise InvalidArgumentError(
+            f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
+        )
+    opened = open_checkpoint(source, manifest.limits.max_seq_len)
+    if opened.fingerprint() != manifest.checkpoint.fingerprint:
+        raise InvalidArgumentError(
+            f"{source} is not the checkpoint that {path} was built from (fingerprint {opened.fingerprint()[:12]}, "
+            f"recorded {manifest.checkpoint.fingerprint[:12]}); give the right one with --checkpoint or build again"
+        )
+    notes = [
+        f"target {name} runs on {' '.join(target.sm)} only; its files are whole"
+        for name, target in manifest.targets.items()
+        if target.sm
+    ]
+    return Subject(
+        opened,
+        precision(manifest.precision),
+        make_limits(opened.spec.max_position_embeddings, **limits),
+        manifest.plan_path("cpu"),
+        tuple(notes),
+    )
