@@ -58,6 +58,10 @@ struct FloatBlock {
   }
 };
 
+// Sums are kept in this type and not in __m512i (eight 64-bit lanes): GCC 12 does not see that they are one register in
+// both types, copies each of them in every step and runs out of registers.
+using Sums = int32_t __attribute__((vector_size(64)));
+
 inline __m512i Broadcast4(const int8_t* q) {
   int32_t four;
   __builtin_memcpy(&four, q, sizeof(four));
@@ -85,9 +89,11 @@ struct DotI4 {
   }
 };
 
-template <typename Dot>
+// kGrouped: weights with more than one group a row keep float sums beside the integer ones, so
+// their blocks are lower.
+template <typename Dot, bool kGrouped>
 struct IntBlock {
-  static constexpr uint32_t kMaxRows = 8, kMaxTiles = 3;
+  static constexpr uint32_t kMaxRows = kGrouped ? 4 : 8, kMaxTiles = 3;
 
   template <uint32_t MR, uint32_t NT>
   static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
@@ -95,18 +101,16 @@ struct IntBlock {
     const size_t tile_bytes = static_cast<size_t>(a.w.padded_cols) / Dot::kStep * 64;
     const uint8_t* w = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes;
     const int8_t* q = a.q + row * a.q_stride;
-    const size_t q_groups = a.q_groups, num_groups = a.w.num_groups;
+    const size_t q_groups = a.q_groups, num_groups = kGrouped ? a.w.num_groups : 1;
     const float* row_scales = a.q_scales + row * q_groups;
     const int32_t* row_sums = a.q_sums + row * num_groups;
     const float* scales = a.w.scales + tile * num_groups * kTile;
     V sum[MR][NT];
-    for (uint32_t r = 0; r < MR; ++r) {
-      for (uint32_t t = 0; t < NT; ++t) sum[r][t] = VSet1(0.0f);
-    }
     for (size_t g = 0; g < num_groups; ++g) {
-      __m512i dot[MR][NT];
+      Sums dot[MR][NT];
       for (uint32_t r = 0; r < MR; ++r) {
-        const __m512i start = _mm512_set1_epi32(-Dot::kOffset * row_sums[r * num_groups + g]);
+        const Sums start =
+            (Sums)_mm512_set1_epi32(-Dot::kOffset * row_sums[r * num_groups + g]);
         for (uint32_t t = 0; t < NT; ++t) dot[r][t] = start;
       }
       for (uint32_t s = 0; s < steps; ++s, w += 64, q += Dot::kStep) {
@@ -116,7 +120,7 @@ struct IntBlock {
           for (uint32_t r = 0; r < MR; ++r) {
             const __m512i four = Broadcast4(q + r * a.q_stride + 4 * p);
             for (uint32_t t = 0; t < NT; ++t) {
-              dot[r][t] = _mm512_dpbusd_epi32(dot[r][t], parts[t][p], four);
+              dot[r][t] = (Sums)_mm512_dpbusd_epi32((__m512i)dot[r][t], parts[t][p], four);
             }
           }
         }
@@ -124,8 +128,9 @@ struct IntBlock {
       for (uint32_t r = 0; r < MR; ++r) {
         const V scale = VSet1(row_scales[r * q_groups + (q_groups == 1 ? 0 : g)]);
         for (uint32_t t = 0; t < NT; ++t) {
+          const V x = VMul(_mm512_cvtepi32_ps((__m512i)dot[r][t]), scale);
           const V ws = VLoad(scales + (t * num_groups + g) * kTile);
-          sum[r][t] = VFma(VMul(_mm512_cvtepi32_ps(dot[r][t]), scale), ws, sum[r][t]);
+          sum[r][t] = g == 0 ? VMul(x, ws) : VFma(x, ws, sum[r][t]);
         }
       }
     }
@@ -135,12 +140,21 @@ struct IntBlock {
   }
 };
 
+template <typename Dot>
+void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
+               uint32_t tile_end) {
+  if (a.w.num_groups == 1) {
+    Linear<IntBlock<Dot, false>>(a, row_begin, row_end, tile_begin, tile_end);
+  } else {
+    Linear<IntBlock<Dot, true>>(a, row_begin, row_end, tile_begin, tile_end);
+  }
+}
+
 }  // namespace
 
 const KernelTable kAvx512VnniKernels = {
     "avx512vnni",
-    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, Linear<IntBlock<DotI8>>,
-     Linear<IntBlock<DotI4>>},
+    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, LinearInt<DotI8>, LinearInt<DotI4>},
     QuantizeRow,
     RmsNorm,
     Rope,

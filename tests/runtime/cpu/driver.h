@@ -42,7 +42,8 @@ class Driver {
 
   // Runs the next counts[i] tokens of each sequence (0 = not in this step), with the logits of all
   // of them.
-  void Step(std::vector<Sequence>* sequences, const std::vector<int32_t>& counts) {
+  void Step(std::vector<Sequence>* sequences, const std::vector<int32_t>& counts,
+            bool last_only = false) {
     std::vector<int32_t> ids, positions, query_lens, kv_lens, cu = {0}, rows, table;
     const int32_t stride = (info.max_seq_len - 1) / info.tokens_per_block + 1;
     for (size_t i = 0; i < sequences->size(); ++i) {
@@ -51,7 +52,9 @@ class Driver {
       for (int32_t t = 0; t < counts[i]; ++t) {
         ids.push_back(s.ids[static_cast<size_t>(s.done + t)]);
         positions.push_back(s.done + t);
-        rows.push_back(static_cast<int32_t>(rows.size()));
+        if (!last_only || t + 1 == counts[i]) {
+          rows.push_back(static_cast<int32_t>(ids.size()) - 1);
+        }
       }
       query_lens.push_back(counts[i]);
       kv_lens.push_back(s.done + counts[i]);
@@ -69,7 +72,7 @@ class Driver {
     batch.struct_size = PSM_BATCH_SIZE;
     batch.num_tokens = static_cast<int32_t>(ids.size());
     batch.num_seqs = static_cast<int32_t>(query_lens.size());
-    batch.num_logits_rows = batch.num_tokens;
+    batch.num_logits_rows = static_cast<int32_t>(rows.size());
     batch.block_table_stride = stride;
     batch.input_ids = ids.data();
     batch.position_ids = positions.data();
@@ -83,7 +86,8 @@ class Driver {
     for (size_t i = 0; i < sequences->size(); ++i) {
       if (counts[i] == 0) continue;
       Sequence& s = (*sequences)[i];
-      const size_t n = static_cast<size_t>(counts[i]) * static_cast<size_t>(info.vocab_size);
+      const size_t n =
+          static_cast<size_t>(last_only ? 1 : counts[i]) * static_cast<size_t>(info.vocab_size);
       s.logits.insert(s.logits.end(), logits, logits + n);
       logits += n;
       s.done += counts[i];

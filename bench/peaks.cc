@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "peaks.h"
+
+#include <stdint.h>
+#include <time.h>
+
+#include <algorithm>
+#include <vector>
+#if defined(__x86_64__)
+#if !defined(__clang__)
+// GCC 12's own AVX-512 header reads variables that it means to leave undefined (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+#endif
+
+namespace plansmith {
+namespace bench {
+namespace {
+
+constexpr int kSums = 12;  // independent chains: latency 4-5 cycles x up to 2 a cycle, and a margin
+// Short enough to fit into a time slice, so that the best try is one without other processes.
+constexpr int64_t kLoops = 100000;
+constexpr int kTries = 100;
+constexpr size_t kReadWords = 2 << 20;  // 16 MiB a try
+volatile float sink;
+
+#if defined(__x86_64__)
+#define PSM_TARGET(isa) __attribute__((target(isa)))
+
+PSM_TARGET("avx2,fma") void FmaAvx2(int64_t loops) {
+  __m256 sum[kSums], x = _mm256_set1_ps(1e-9f), y = _mm256_set1_ps(0.5f);
+  for (__m256& s : sum) s = x;
+  for (int64_t i = 0; i < loops; ++i) {
+#pragma GCC unroll 12
+    for (__m256& s : sum) s = _mm256_fmadd_ps(s, y, x);
+  }
+  for (__m256 s : sum) sink = _mm256_cvtss_f32(s);
+}
+
+PSM_TARGET("avx512f") void FmaAvx512(int64_t loops) {
+  __m512 sum[kSums], x = _mm512_set1_ps(1e-9f), y = _mm512_set1_ps(0.5f);
+  for (__m512& s : sum) s = x;
+  for (int64_t i = 0; i < loops; ++i) {
+#pragma GCC unroll 12
+    for (__m512& s : sum) s = _mm512_fmadd_ps(s, y, x);
+  }
+  for (__m512 s : sum) sink = _mm512_cvtss_f32(s);
+}
+
+PSM_TARGET("avx2") void Int8Avx2(int64_t loops) {
+  __m256i sum[kSums], x = _mm256_set1_epi8(3), one = _mm256_set1_epi16(1);
+  for (__m256i& s : sum) s = x;
+  for (int64_t i = 0; i < loops; ++i) {
+#pragma GCC unroll 12
+    for (__m256i& s : sum) {
+      s = _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(x, s), one));
+    }
+  }
+  for (__m256i s : sum) sink = static_cast<float>(_mm256_extract_epi32(s, 0));
+}
+
+PSM_TARGET("avx512f,avx512vnni") void Int8Vnni(int64_t loops) {
+  __m512i sum[kSums], x = _mm512_set1_epi8(3);
+  for (__m512i& s : sum) s = x;
+  for (int64_t i = 0; i < loops; ++i) {
+#pragma GCC unroll 12
+    for (__m512i& s : sum) s = _mm512_dpbusd_epi32(s, x, x);
+  }
+  for (__m512i s : sum) sink = static_cast<float>(_mm_cvtsi128_si32(_mm512_castsi512_si128(s)));
+}
+#endif
+
+struct Work {
+  void (*kernel)(int64_t);
+  const uint64_t* data;
+  int num_threads;
+};
+
+void RunKernel(void* context, int) { static_cast<Work*>(context)->kernel(kLoops); }
+
+void Read(void* context, int idx) {
+  const Work& work = *static_cast<Work*>(context);
+  const size_t n = kReadWords / static_cast<size_t>(work.num_threads);
+  const uint64_t* p = work.data + static_cast<size_t>(idx) * n;
+  uint64_t sums[8] = {};
+  for (size_t i = 0; i + 8 <= n; i += 8) {
+    for (size_t j = 0; j < 8; ++j) sums[j] += p[i + j];
+  }
+  for (uint64_t s : sums) sink = static_cast<float>(s);
+}
+
+double Best(cpu::ThreadPool* pool, cpu::ThreadPool::Job job, Work* work,
+            const std::vector<uint64_t>& data) {
+  double best = 1e9;
+  for (size_t i = 0; i < kTries; ++i) {
+    if (!data.empty()) work->data = data.data() + i * kReadWords % data.size();
+    const double start = Seconds();
+    pool->Run(job, work);
+    best = std::min(best, Seconds() - start);
+  }
+  return best;
+}
+
+}  // namespace
+
+double Seconds() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni) {
+  Peaks peaks = {};
+  const double threads = pool->num_threads();
+  {
+    const std::vector<uint64_t> data(32 << 20, 1);  // 256 MiB
+    Work work = {nullptr, nullptr, pool->num_threads()};
+    peaks.read_gb_s = 8e-9 * static_cast<double>(kReadWords) / Best(pool, Read, &work, data);
+  }
+#if defined(__x86_64__)
+  if (avx2) {
+    Work work = {vnni ? FmaAvx512 : FmaAvx2, nullptr, pool->num_threads()};
+    const double sums = threads * kSums * static_cast<double>(kLoops);
+    peaks.fma_gflop_s = 2e-9 * (vnni ? 16 : 8) * sums / Best(pool, RunKernel, &work, {});
+    work.kernel = vnni ? Int8Vnni : Int8Avx2;
+    peaks.int8_gop_s = 2e-9 * (vnni ? 64 : 32) * sums / Best(pool, RunKernel, &work, {});
+  }
+#else
+  (void)avx2;
+  (void)vnni;
+  (void)threads;
+#endif
+  return peaks;
+}
+
+}  // namespace bench
+}  // namespace plansmith
