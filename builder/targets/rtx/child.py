@@ -236,4 +236,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    code = main(sys.argv)
+    sys.stdout.flush()
+    os._exit(code)  # the plan is whole: what the compiler does when it is torn down is of no interest

@@ -362,12 +362,23 @@ def test_workers_follow_cores_memory_and_the_callers_limit(
 ) -> None:
     four = jobs(tmp_path, ["sm80", "sm86", "sm89", "sm120"])
     peak = schedule.predicted_peak_bytes(four[0].model)
-    assert peak == schedule.PEAK_BASE_BYTES + int(schedule.PEAK_FACTOR * schedule.weight_bytes(four[0].model))
     monkeypatch.setattr(schedule.os, "sched_getaffinity", lambda pid: set(range(16)))
     for memory, wanted in ((100 * peak, 4), (2 * peak, 2), (peak // 2, 1)):
         monkeypatch.setattr(schedule, "available_memory_bytes", lambda memory=memory: memory)
         assert schedule.workers_for(four) == wanted
         assert schedule.workers_for(four, max_workers=1) == 1
+
+
+def test_prediction_covers_what_a_compile_takes(tmp_path: Path) -> None:
+    graph = tiny_graph(SPEC)
+    held, predicted = compile_tiny(tmp_path, graph).peak_rss_bytes, schedule.predicted_peak_bytes(graph)
+    assert 0.5 * predicted < held < 1.3 * predicted
+
+
+def test_prediction_grows_with_weights_and_layers() -> None:
+    one, two = (tiny_graph(tiny_spec(windows=(0,) * n)) for n in (1, 2))
+    grown = schedule.predicted_peak_bytes(two) - schedule.predicted_peak_bytes(one)
+    assert grown == schedule.PEAK_LAYER_BYTES + 2 * (schedule.weight_bytes(two) - schedule.weight_bytes(one))
 
 
 def test_weight_bytes_counts_four_bits_as_half_a_byte() -> None:
