@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,6 +101,7 @@ class Executor:
 
     def __init__(self, struct: Any) -> None:
         self.struct = struct
+        self.callback_thread: int | None = None  # the thread that is inside Python code called by the core
         self._vocab_size: int | None = None
 
     def describe(self) -> ModelInfo:
@@ -187,6 +189,7 @@ class PythonExecutor(Executor):
         return _OK
 
     def _step(self, _self: Any, batch_pointer: Any, out: Any) -> int:
+        self.callback_thread = threading.get_ident()
         try:
             batch = Batch.from_pointer(batch_pointer)
             logits = np.ascontiguousarray(self._model.step(batch), dtype=np.float32)
@@ -199,6 +202,8 @@ class PythonExecutor(Executor):
             out[0] = native().ffi.from_buffer("float[]", logits)
         except BaseException as error:
             return self._failed(error)
+        finally:
+            self.callback_thread = None
         return _OK
 
     def _close(self, _self: Any) -> None:

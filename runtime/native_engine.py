@@ -211,12 +211,23 @@ class NativeEngine:
         return [from_struct(IterationStats, records[i]) for i in range(out[0])]
 
     def close(self) -> None:
-        """Stop the engine and release it with its executor; waits for the step in progress. Twice is fine."""
-        core = native()
+        """Stop the engine and release it with its executor; waits for the step in progress. Twice is fine.
+
+        Called from inside a step of its own executor, it returns at once and the engine stops after that step.
+        """
         with self._lock:
             if self._closing:
                 return
             self._closing = True
+        if self._executor.callback_thread == threading.get_ident():
+            # A Python executor's step closes its own engine, or the garbage collector does in the middle of one:
+            # this thread must return before the engine can stop.
+            threading.Thread(target=self._destroy, name="plansmith-close").start()
+        else:
+            self._destroy()
+
+    def _destroy(self) -> None:
+        core = native()
         # A poller may be about to wait when the first wake comes, so wake until every call has left.
         while True:
             with self._lock:

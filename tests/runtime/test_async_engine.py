@@ -81,6 +81,25 @@ def test_a_cancelled_task_cancels_its_request() -> None:
     assert stats.num_completed_requests == 1 and stats.num_generated_tokens < 10
 
 
+def test_a_cancelled_task_in_the_middle_of_a_stream_cancels_its_request() -> None:
+    async def body(engine: AsyncEngine) -> Any:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in engine.stream([1, 2], LONG):
+                begun.set()
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until_idle(engine)
+        return engine.stats()
+
+    assert run(body, FakeModel(step_s=0.02)).num_generated_tokens < 60
+
+
 def test_leaving_a_stream_early_cancels_its_request() -> None:
     async def body(engine: AsyncEngine) -> Any:
         stream = engine.stream([1, 2], LONG)

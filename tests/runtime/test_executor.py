@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from fake_executor import INFO, FakeModel, greedy
 from plansmith.runtime import errors
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.executor import Executor, PythonExecutor, cpu_executor
+from plansmith.runtime.native_engine import EngineOptions
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
@@ -102,6 +104,32 @@ def test_an_executor_can_wrap_another() -> None:
         assert engine.model_info == dataclasses.replace(INFO)
         assert list(engine.generate([[1, 2]], GREEDY)[0].token_ids) == greedy([1, 2], 4)
     assert model.closed == 1
+
+
+@pytest.mark.parametrize("manual_step", [True, False])
+def test_a_step_may_close_its_own_engine(manual_step: bool) -> None:
+    class Closes(FakeModel):
+        engine: Engine | None = None
+
+        def step(self, batch: Any) -> Any:
+            if self.engine is not None:
+                self.engine._core.close()
+            return super().step(batch)
+
+    model = Closes()
+    engine = Engine.from_executor(PythonExecutor(model), EngineOptions(manual_step=manual_step))
+    model.engine = engine
+    handle = engine.submit([1, 2], GREEDY)
+    if manual_step:
+        with pytest.raises(errors.ShutdownError):
+            engine.step()
+    deadline = time.monotonic() + 20
+    while model.closed == 0 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert model.closed == 1
+    engine.close()
+    with pytest.raises(errors.ShutdownError):
+        handle.result(timeout=20)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a plan at all", b"\0" * 4096])
