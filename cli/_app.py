@@ -100,42 +100,48 @@ def _root(
 
 
 def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `body` with its errors as one sentence on stderr and an exit code.
+    """Return `body` with its errors as one sentence on stderr and exit code 1; with --json also as JSON on stdout.
 
     PLANSMITH_TRACEBACK=1 lets the exception through instead.
     """
 
     @functools.wraps(body)
     def call(*arguments: Any, **options: Any) -> Any:
-        if os.environ.get("PLANSMITH_TRACEBACK") == "1":
-            return body(*arguments, **options)
         try:
             return body(*arguments, **options)
-        except Error as error:
-            _report(type(error).__name__, str(error), error)
         except KeyboardInterrupt:
             print("plansmith: interrupted", file=sys.stderr)
             sys.exit(130)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            name = f": {error.filename}" if error.filename else ""
-            _report(type(error).__name__, f"{error.strerror or error}{name}", error)
-        except ImportError as error:
-            _report(
-                type(error).__name__,
-                f"a Python package is missing: {error}; run: pip install 'plansmith[rtx,verify]'",
-                error,
-            )
-        sys.exit(1)
+        except Exception as error:
+            # Typer's own (usage errors, exits) and a reader that went away are Typer's to handle.
+            foreign = type(error).__module__.partition(".")[0] in ("typer", "click")
+            if foreign or isinstance(error, BrokenPipeError) or os.environ.get("PLANSMITH_TRACEBACK") == "1":
+                raise
+            _report(error, bool(options.get("as_json")))
+            sys.exit(1)
 
     return call
 
 
-def _report(kind: str, text: str, error: BaseException) -> None:
+def _report(error: Exception, as_json: bool) -> None:
+    """Print what went wrong."""
+    text = _sentence(error)
     print(f"plansmith: {text}", file=sys.stderr)
     if isinstance(error, BuildError):
         for line in error.log_lines[-8:]:
             print(f"    {line}", file=sys.stderr)
-    if "--json" in sys.argv:
-        print(json.dumps({"error": {"kind": kind, "message": text}}))
+    if as_json:
+        print(json.dumps({"error": {"kind": type(error).__name__, "message": text}}))
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, Error):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"a Python package is missing: {error}; run: pip install 'plansmith[rtx,verify]'"
+    return (
+        f"{type(error).__name__}: {error}; this is a bug in plansmith, run again with PLANSMITH_TRACEBACK=1 and "
+        "report what it prints"
+    )

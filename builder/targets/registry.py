@@ -42,7 +42,7 @@ def find_targets(names: Sequence[str]) -> list[Target]:
     words = [word.strip().lower() for name in names for word in name.split(",") if word.strip()]
     if not words:
         raise InvalidArgumentError(f"--target is empty; choose one or more of {', '.join(target_names())}")
-    return [_find(word) for word in dict.fromkeys(words)]
+    return list(dict.fromkeys(_find(word) for word in words))
 
 
 def _find(word: str) -> Target:
