@@ -157,7 +157,7 @@ def _checked(parts: Iterable[Array], cols: int) -> Iterator[Array]:
 def unpack(data: Array, dtype: DType, layout: Layout, rows: int, cols: int) -> Array:
     """Return [rows, cols] of a tensor's flat data: float32, or int8 for the integer types."""
     if layout is Layout.ROW_MAJOR:
-        return _floats(data, dtype).reshape(rows, cols) if dtype is not DType.I8 else data.reshape(rows, cols)
+        return _floats(data, dtype).reshape(rows, cols)
     step, tiles = K_STEP[layout], round_up(rows, TILE) // TILE
     steps = round_up(cols, step) // step
     if layout is Layout.PACKED_N16:

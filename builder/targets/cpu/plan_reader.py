@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ....runtime.errors import EngineFileError
+from . import packing
 from .plan_file import (
     FORMAT_VERSION,
     HEADER,
@@ -66,76 +66,100 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
     raises EngineFileError naming the rule that is violated.
     """
-    path = Path(path)
+    return _Reader(Path(path)).plan()
 
-    def fail(what: str) -> EngineFileError:
-        return EngineFileError(f"{path}: {what}; build the engine again")
 
-    if not path.is_file():
-        raise EngineFileError(f"{path}: there is no such plan file; build the engine or give another path")
-    if path.stat().st_size < HEADER.itemsize:
-        raise fail(f"{path.stat().st_size} bytes are fewer than the header's {HEADER.itemsize}")
-    raw = np.memmap(path, dtype=np.uint8, mode="r")
-    header = raw[: HEADER.itemsize].view(HEADER)[0]
-    _check_header(header, raw, fail)
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise EngineFileError(
+                f"{path}: there is no such plan file; build the engine or give another path"
+            )
+        size = path.stat().st_size
+        if size < HEADER.itemsize:
+            raise self.fail(f"{size} bytes are fewer than the header's {HEADER.itemsize}")
+        self.raw = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+        self.header = self.raw[: HEADER.itemsize].view(HEADER)[0]
+        self.check()
+        self.strings = self.bytes_at("strings", int(self.header["strings_bytes"])).tobytes()
 
-    def table(name: str, dtype: np.dtype[Any]) -> Array:
-        start = int(header[f"{name}_offset"])
-        return raw[start : start + int(header[f"num_{name}"]) * dtype.itemsize].view(dtype)
+    def fail(self, what: str) -> EngineFileError:
+        return EngineFileError(f"{self.path}: {what}; build the engine again")
 
-    start = int(header["strings_offset"])
-    strings = raw[start : start + int(header["strings_bytes"])].tobytes()
+    def check(self) -> None:
+        """Check the header and both checksums."""
+        header = self.header
+        if self.raw[:8].tobytes() != MAGIC:
+            raise self.fail("this is not a cpu plan (the first bytes differ)")
+        if int(header["format_version"]) != FORMAT_VERSION:
+            raise self.fail(
+                f"format version {int(header['format_version'])}, this plansmith reads {FORMAT_VERSION}"
+            )
+        bare = header.copy()
+        bare["header_crc32"] = 0
+        if zlib.crc32(bare.tobytes()) != int(header["header_crc32"]):
+            raise self.fail("the header's checksum does not match, the file is damaged")
+        if int(header["file_bytes"]) != self.raw.size:
+            raise self.fail(
+                f"the file has {self.raw.size} bytes, its header says {int(header['file_bytes'])}"
+            )
+        tables = self.raw[HEADER.itemsize : int(header["data_offset"])]
+        if zlib.crc32(tables.data) != int(header["tables_crc32"]):
+            raise self.fail("the tables' checksum does not match, the file is damaged")
 
-    def text(offset: int) -> str:
-        end = strings.find(b"\0", offset)
+    def bytes_at(self, name: str, size: int) -> Array:
+        """Return the bytes of a table."""
+        start = int(self.header[f"{name}_offset"])
+        if start + size > int(self.header["data_offset"]):
+            raise self.fail(f"the {name} table ends behind the start of the data")
+        return self.raw[start : start + size]
+
+    def table(self, name: str, dtype: np.dtype[Any]) -> Array:
+        return self.bytes_at(name, int(self.header[f"num_{name}"]) * dtype.itemsize).view(dtype)
+
+    def text(self, offset: int) -> str:
+        end = self.strings.find(b"\0", offset)
         if end < 0:
-            raise fail(f"string offset {offset} is outside the {len(strings)} bytes of strings")
-        return strings[offset:end].decode()
+            raise self.fail(f"string offset {offset} is outside the {len(self.strings)} bytes of strings")
+        return self.strings[offset:end].decode(errors="replace")
 
-    def section(record: Any, name: str, dtype: str) -> Array:
-        first, size = int(record[f"{name}_offset"]), int(record[f"{name}_bytes"])
-        if first + size > raw.size:
-            raise fail(f"tensor {text(int(record['name']))!r}: {name} ends behind the file")
-        return raw[first : first + size].view(dtype)
+    def plan(self) -> Plan:
+        try:
+            return Plan(
+                model={field: int(self.header[field]) for field in MODEL_FIELDS},
+                slots=[Slot(SlotRows(int(r["rows"])), int(r["width"])) for r in self.table("slots", SLOT)],
+                tensors=[self.tensor(r) for r in self.table("tensors", TENSOR)],
+                ops=[_read_op(r, self.text(int(r["name"]))) for r in self.table("ops", OP)],
+                logits_slot=int(self.header["logits_slot"]),
+                file_bytes=self.raw.size,
+            )
+        except (ValueError, KeyError) as error:  # a number that no enum has
+            raise self.fail(f"a record does not follow the format ({error})") from error
 
-    tensors = [
-        PlanTensor(
-            text(int(r["name"])),
-            DType(int(r["dtype"])),
-            Layout(int(r["layout"])),
-            int(r["rows"]),
-            int(r["cols"]),
-            int(r["group_size"]),
-            section(r, "data", _STORED[DType(int(r["dtype"]))]),
-            section(r, "scales", "<f4"),
-            section(r, "sums", "<i4"),
-        )
-        for r in table("tensors", TENSOR)
-    ]
-    return Plan(
-        model={field: int(header[field]) for field in MODEL_FIELDS},
-        slots=[Slot(SlotRows(int(r["rows"])), int(r["width"])) for r in table("slots", SLOT)],
-        tensors=tensors,
-        ops=[_read_op(r, text(int(r["name"]))) for r in table("ops", OP)],
-        logits_slot=int(header["logits_slot"]),
-        file_bytes=raw.size,
-    )
-
-
-def _check_header(header: Any, raw: Array, fail: Callable[[str], EngineFileError]) -> None:
-    if raw[:8].tobytes() != MAGIC:
-        raise fail("this is not a cpu plan (the first bytes differ)")
-    if int(header["format_version"]) != FORMAT_VERSION:
-        raise fail(f"format version {int(header['format_version'])}, this plansmith reads {FORMAT_VERSION}")
-    bare = header.copy()
-    bare["header_crc32"] = 0
-    if zlib.crc32(bare.tobytes()) != int(header["header_crc32"]):
-        raise fail("the header's checksum does not match, the file is damaged")
-    if int(header["file_bytes"]) != raw.size:
-        raise fail(f"the file has {raw.size} bytes, its header says {int(header['file_bytes'])}")
-    tables = raw[HEADER.itemsize : int(header["data_offset"])]
-    if zlib.crc32(tables.data) != int(header["tables_crc32"]):
-        raise fail("the tables' checksum does not match, the file is damaged")
+    def tensor(self, record: Any) -> PlanTensor:
+        name = self.text(int(record["name"]))
+        dtype, layout = DType(int(record["dtype"])), Layout(int(record["layout"]))
+        rows, cols, group = (int(record[field]) for field in ("rows", "cols", "group_size"))
+        if layout not in (Layout.ROW_MAJOR, packing.PACKED[dtype]) or (group and cols % group):
+            raise self.fail(f"tensor {name!r}: {dtype.name} in layout {layout.name} with groups of {group}")
+        groups = cols // group if group else 1
+        per_group = packing.scales_bytes(rows, groups)
+        wanted = {
+            "data": packing.data_bytes(dtype, layout, rows, cols),
+            "scales": per_group,
+            "sums": per_group,
+        }
+        sections = []
+        for section, kind in (("data", _STORED[dtype]), ("scales", "<f4"), ("sums", "<i4")):
+            start, size = int(record[f"{section}_offset"]), int(record[f"{section}_bytes"])
+            if start + size > self.raw.size or (size != wanted[section] and (size or section == "data")):
+                raise self.fail(
+                    f"tensor {name!r}: {section} has {size} bytes at {start}, its shape wants {wanted[section]} within "
+                    f"the file's {self.raw.size}"
+                )
+            sections.append(self.raw[start : start + size].view(kind))
+        return PlanTensor(name, dtype, layout, rows, cols, group, *sections)
 
 
 def _read_op(record: Any, name: str) -> Op:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from plansmith.builder.precision import precision
 from plansmith.builder.spec import DecoderSpec, LayerSpec
 from plansmith.builder.targets.cpu import compile_plan, packing, read_plan
 from plansmith.builder.targets.cpu.plan_file import OpCode
+from plansmith.builder.targets.cpu.weights import release_pages
 from tiny_graph import EVERYTHING, RandomWeights, rope, tiny_spec
 
 
@@ -154,8 +156,8 @@ def write_checkpoint(path: Path, layers: int, hidden: int, vocab: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="peak memory is read from /proc")
-def test_a_build_holds_far_less_than_the_plan(tmp_path: Path) -> None:
-    """190 MB of float32: pages of the checkpoint are let go as they are packed, so the peak is a weight or two."""
+def test_a_build_holds_hardly_more_than_the_plan(tmp_path: Path) -> None:
+    """230 MB of float32: what is resident is at most the mapped checkpoint, a weight or two, and Python."""
     write_checkpoint(tmp_path / "checkpoint", layers=12, hidden=512, vocab=32000)
     command = [
         sys.executable,
@@ -168,7 +170,7 @@ def test_a_build_holds_far_less_than_the_plan(tmp_path: Path) -> None:
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert result["plan"] > 180e6
     assert result["peak"] < 1.3 * result["plan"]
-    assert result["peak"] - result["before"] < 0.6 * result["plan"]
+    assert result["peak"] - result["before"] < result["plan"]
 
 
 def test_limits_alone_change_the_header(tmp_path: Path) -> None:
@@ -189,3 +191,23 @@ def test_layers_without_rotary_embedding(tmp_path: Path) -> None:
     compiled(tmp_path / "p", "fp32", spec, RandomWeights(spec))
     names = [op.name for op in read_plan(tmp_path / "p").ops if op.code is OpCode.ROPE]
     assert names == ["layers.1.q_rope|k_rope"]
+
+
+def resident_file_bytes() -> int:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssFile"))
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="pages cannot be let go here")
+def test_pages_of_a_mapped_weight_are_let_go_and_come_back(tmp_path: Path) -> None:
+    numbers = np.arange(8 << 20, dtype=np.float32)
+    (tmp_path / "weights").write_bytes(b"header--" + numbers.tobytes())
+    mapped = np.asarray(np.memmap(tmp_path / "weights", np.uint8, "r"))[8:].view(np.float32)
+    weight = mapped.reshape(2048, 4096).T[:, 100:2000]  # as a transposed slice of a fused tensor
+    assert weight.sum() > 0
+    before = resident_file_bytes()
+    release_pages(weight)
+    assert before - resident_file_bytes() > 0.9 * weight.nbytes
+    np.testing.assert_array_equal(weight, numbers.reshape(2048, 4096).T[:, 100:2000])
+    release_pages(numbers)  # not a file's: must stay as it is
+    assert numbers[-1] == len(numbers) - 1

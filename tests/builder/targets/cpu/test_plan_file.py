@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plansmith.builder.targets.cpu import plan_file, plan_reader, plan_writer
 from plansmith.builder.targets.cpu.plan_file import (
     DType,
@@ -158,6 +160,35 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
             plan_reader.read_plan(path)
     with pytest.raises(EngineFileError, match="no such plan file"):
         plan_reader.read_plan(tmp_path / "absent")
+
+
+def signed(data: bytearray) -> bytes:
+    """Return a plan with right checksums over whatever it holds."""
+    header = np.frombuffer(data[:200], plan_file.HEADER)[0].copy()
+    header["tables_crc32"] = zlib.crc32(bytes(data[200 : int(header["data_offset"])]))
+    header["header_crc32"] = 0
+    header["header_crc32"] = zlib.crc32(header.tobytes())
+    return header.tobytes() + bytes(data[200:])
+
+
+@settings(max_examples=300, deadline=None)
+@given(at=st.integers(8, 1000), value=st.integers(0, 255), width=st.integers(1, 8))
+def test_forged_plans_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, at: int, value: int, width: int
+) -> None:
+    """Bytes changed and signed again: what is wrong is an EngineFileError, never another exception."""
+    path = tmp_path_factory.getbasetemp() / "forged.plan"
+    plan_writer.write_plan(path, small_program())
+    data = bytearray(path.read_bytes())
+    at = min(at, len(data) - width)
+    data[at : at + width] = bytes([value]) * width
+    path.write_bytes(signed(data))
+    try:
+        plan = plan_reader.read_plan(path)
+    except EngineFileError as error:
+        assert str(path) in str(error)
+    else:
+        assert plan.file_bytes == len(data)
 
 
 def test_checksums_are_zlibs(tmp_path: Path) -> None:
