@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from .engine_base import EngineBase, Prompt, per_prompt
+from .engine_base import EngineBase, per_prompt
 from .errors import Error, InvalidArgumentError, QueueFullError, ShutdownError, UnsupportedError
+from .prompts import Prompt
 from .request import Completion, Delta, RequestState
 from .sampling import SamplingParams
 

@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from .engine_base import EngineBase, Prompt, per_prompt
+from .engine_base import EngineBase, per_prompt
 from .errors import Error, InternalError, InvalidArgumentError, QueueFullError, ShutdownError
-from .native_engine import Event, NativeEngine
+from .events import Event
+from .native_engine import NativeEngine
+from .prompts import Prompt
 from .request import Completion, Delta, RequestState
 from .sampling import SamplingParams
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .chat import Message
 from .errors import (
     EngineFileError,
@@ -17,19 +15,19 @@ from .errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
-    ShapeError,
     ShutdownError,
     UnsupportedError,
 )
+from .events import Event, TokenEvent
 from .executor import Executor, Int32Array, ModelInfo, cpu_executor
 from .manifest import Manifest, load_manifest
-from .native_engine import EngineOptions, Event, NativeEngine, TokenEvent
+from .native_engine import EngineOptions, NativeEngine
+from .prompts import Prompt, bad_words_ids, check_lengths, encode_prompt
 from .request import RequestState, Sink
 from .sampling import SamplingParams
 from .stats import EngineStats, IterationStats
 from .tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
 _EngineT = TypeVar("_EngineT", bound="EngineBase")
 # So many of the prompt's last tokens tell the detokenizer how the text goes on; a character has at most 4 bytes.
 _PRIMING_TOKENS = 8
@@ -157,28 +155,15 @@ class EngineBase:
 
     def check_prompt(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise the InvalidArgumentError or ShapeError that a submission would for its ids and lengths."""
-        prompt_len, limits = len(self._encode(prompt)), self._model_info
-        wanted = params.max_tokens or 1
-        if prompt_len == 0:
-            raise InvalidArgumentError("the prompt has no tokens; give at least one")
-        if prompt_len > limits.max_input_len:
-            raise ShapeError(
-                f"the prompt has {prompt_len} tokens, the engine's max_input_len is {limits.max_input_len}; shorten it "
-                f"or rebuild with --max-input-len {prompt_len}"
-            )
-        if prompt_len + wanted > limits.max_seq_len:
-            raise ShapeError(
-                f"the prompt has {prompt_len} tokens and max_tokens is {wanted}, together more than the engine's "
-                f"max_seq_len {limits.max_seq_len}; lower max_tokens or rebuild with "
-                f"--max-seq-len {prompt_len + wanted}"
-            )
+        prompt_ids = encode_prompt(prompt, self.tokenizer, self._model_info.vocab_size)
+        check_lengths(len(prompt_ids), params, self._model_info)
 
     def _start(
         self, prompt: Prompt, params: SamplingParams | None, sink: Sink, *, new_text: bool = False
     ) -> RequestState:
         """Submit a request whose deltas go to `sink`, on the thread that routes events."""
         params = params or SamplingParams()
-        prompt_ids = self._encode(prompt)
+        prompt_ids = encode_prompt(prompt, self.tokenizer, self._model_info.vocab_size)
         end_ids = tuple(params.stop_token_ids) + (() if params.ignore_eos else self.eos_token_ids)
         state = RequestState(
             prompt_ids.tolist(), params, end_ids, self._detokenizer(params, prompt_ids, new_text), sink
@@ -191,40 +176,13 @@ class EngineBase:
                 params,
                 max_tokens=self._max_tokens(params, len(prompt_ids)),
                 end_ids=end_ids,
-                bad_words=self._bad_words(params),
+                bad_words=bad_words_ids(params, self.tokenizer),
                 client_id=client_id,
             )
         except BaseException:
             del self._states[client_id]
             raise
         return state
-
-    def _encode(self, prompt: Prompt) -> Int32Array:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidArgumentError(
-                    "the engine has no tokenizer, so a prompt must be token ids, not text"
-                )
-            prompt = self.tokenizer.encode(prompt)
-        try:
-            ids = np.asarray(prompt, dtype=np.int64) if len(prompt) else np.empty(0, np.int64)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgumentError(
-                f"the prompt is not text and not a list of token ids: {error}"
-            ) from error
-        if ids.ndim != 1:
-            raise InvalidArgumentError(
-                f"the prompt has {ids.ndim} dimensions, it must be one list of token ids"
-            )
-        vocab_size = self._model_info.vocab_size
-        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-        if wrong.size:
-            i = int(wrong[0])
-            raise InvalidArgumentError(
-                f"prompt token {i} is {ids[i]}, the model's ids go from 0 to {vocab_size - 1}; "
-                "use the model's own tokenizer"
-            )
-        return ids.astype(np.int32)
 
     def _max_tokens(self, params: SamplingParams, prompt_len: int) -> int:
         if params.max_tokens is not None:
@@ -242,23 +200,6 @@ class EngineBase:
         if not new_text:
             detokenizer.prime(prompt_ids[-_PRIMING_TOKENS:].tolist())
         return detokenizer
-
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Return bad_words as id sequences; a string both as the beginning of a word and inside one."""
-        words: list[list[int]] = []
-        for word in params.bad_words:
-            if not isinstance(word, str):
-                words.append(list(word))
-            elif self.tokenizer is None:
-                raise InvalidArgumentError(
-                    "the engine has no tokenizer, so bad_words must be token ids, not text"
-                )
-            else:
-                for text in (word, " " + word.lstrip()):
-                    ids = self.tokenizer.encode(text, add_special_tokens=False)
-                    if ids and ids not in words:
-                        words.append(ids)
-        return words
 
     def _pump(self, timeout_ms: int) -> int:
         """Poll once and give each event to its request; returns the number of events."""

@@ -7,19 +7,19 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ._native import native
-from .errors import STATUS_CLASSES, Error, InternalError, InvalidArgumentError, ShutdownError
+from .errors import InvalidArgumentError, ShutdownError
+from .events import Event, event_of
 from .executor import Executor, Int32Array, ModelInfo
 from .sampling import SamplingParams
-from .stats import EngineStats, IterationStats, RequestStats, from_struct
+from .stats import EngineStats, IterationStats, from_struct
 
 _POLICIES = {"guaranteed_no_evict": 0, "max_utilization": 1}
 _EVENTS_A_POLL = 256
-_KIND_TOKEN, _KIND_FAILED = 1, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,31 +71,6 @@ class EngineOptions:
         options.enable_chunked_context = int(self.enable_chunked_context)
         options.manual_step = int(self.manual_step)
         return options
-
-
-class TokenEvent(NamedTuple):
-    """One generated token. `top` holds (id, log-probability), best first."""
-
-    request_id: int
-    client_id: int
-    token_id: int
-    output_idx: int
-    logprob: float
-    cum_logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-class EndEvent(NamedTuple):
-    """A request's last event: a finish reason of the C API, or the error it failed with."""
-
-    request_id: int
-    client_id: int
-    finish_reason: int
-    error: Error | None
-    stats: RequestStats
-
-
-Event = TokenEvent | EndEvent
 
 
 class NativeEngine:
@@ -186,7 +161,7 @@ class NativeEngine:
         out = core.ffi.new("size_t*")
         with self._call() as engine:
             core.check(core.lib.psm_engine_poll(engine, self._events, _EVENTS_A_POLL, timeout_ms, out))
-            return [_event(self._events[i]) for i in range(out[0])]
+            return [event_of(self._events[i]) for i in range(out[0])]
 
     def event_fd(self) -> int:
         """Return a descriptor that is readable while events wait, or -1; never read or close it."""
@@ -242,26 +217,6 @@ class NativeEngine:
         """Release an engine that nobody closed."""
         if getattr(self, "_engine", None) is not None:
             self.close()
-
-
-def _event(event: Any) -> Event:
-    if event.kind == _KIND_TOKEN:
-        top = tuple((event.top_ids[i], event.top_logprobs[i]) for i in range(event.num_top_logprobs))
-        return TokenEvent(
-            event.request_id,
-            event.client_id,
-            event.token_id,
-            event.output_idx,
-            event.logprob,
-            event.cum_logprob,
-            top,
-        )
-    error = None
-    if event.kind == _KIND_FAILED:
-        text = bytes(native().ffi.string(event.message)).decode("utf-8", "replace")
-        error = STATUS_CLASSES.get(event.status, InternalError)(text)
-    stats = from_struct(RequestStats, event.stats)
-    return EndEvent(event.request_id, event.client_id, event.finish_reason, error, stats)
 
 
 def _request_struct(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from .detokenizer import Detokenizer
 from .errors import Error
-from .native_engine import EndEvent, TokenEvent
+from .events import EndEvent, TokenEvent
 from .sampling import SamplingParams
 from .stats import RequestStats
 from .stop_strings import StopStrings

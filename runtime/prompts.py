@@ -1,0 +1,74 @@
+"""What a user gives as a prompt, checked and as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .errors import InvalidArgumentError, ShapeError
+from .executor import Int32Array, ModelInfo
+from .sampling import SamplingParams
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> Int32Array:
+    """Return a prompt's ids, (n,) int32, each from 0 to vocab_size - 1; InvalidArgumentError otherwise."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise InvalidArgumentError("the engine has no tokenizer, so a prompt must be token ids, not text")
+        prompt = tokenizer.encode(prompt)
+    try:
+        ids = np.asarray(prompt) if len(prompt) else np.empty(0, np.int64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"the prompt is not text and not a list of token ids: {error}") from error
+    if ids.dtype.kind not in "iu":
+        raise InvalidArgumentError("the prompt is not text and not a list of token ids (integers)")
+    if ids.ndim != 1:
+        raise InvalidArgumentError(f"the prompt has {ids.ndim} dimensions, it must be one list of token ids")
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if wrong.size:
+        i = int(wrong[0])
+        raise InvalidArgumentError(
+            f"prompt token {i} is {ids[i]}, the model's ids go from 0 to {vocab_size - 1}; "
+            "use the model's own tokenizer"
+        )
+    return ids.astype(np.int32)
+
+
+def check_lengths(prompt_len: int, params: SamplingParams, limits: ModelInfo) -> None:
+    """Raise what a submission would: InvalidArgumentError for no prompt, ShapeError for one over the limits."""
+    wanted = params.max_tokens or 1
+    if prompt_len == 0:
+        raise InvalidArgumentError("the prompt has no tokens; give at least one")
+    if prompt_len > limits.max_input_len:
+        raise ShapeError(
+            f"the prompt has {prompt_len} tokens, the engine's max_input_len is {limits.max_input_len}; shorten it "
+            f"or rebuild with --max-input-len {prompt_len}"
+        )
+    if prompt_len + wanted > limits.max_seq_len:
+        raise ShapeError(
+            f"the prompt has {prompt_len} tokens and max_tokens is {wanted}, together more than the engine's "
+            f"max_seq_len {limits.max_seq_len}; lower max_tokens or rebuild with "
+            f"--max-seq-len {prompt_len + wanted}"
+        )
+
+
+def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Return bad_words as id sequences; a string both as the beginning of a word and inside one."""
+    words: list[list[int]] = []
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            words.append(list(word))
+        elif tokenizer is None:
+            raise InvalidArgumentError(
+                "the engine has no tokenizer, so bad_words must be token ids, not text"
+            )
+        else:
+            for text in (word, " " + word.lstrip()):
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in words:
+                    words.append(ids)
+    return words
