@@ -11,8 +11,8 @@ What the executor supplies (step_inputs.py computes all of it):
     kv_lens           [B] int32        positions held after the step, at least 1
     block_table       [B, MB] int32    MB only as wide as the longest sequence of the step needs; unused entries
                                        repeat the sequence's first block (never -1: they are gathered)
-    logits_rows       [R] int32        rows of the flattened [B * S]; 1 to max_batch_size of them, so a step that wants no logits
-                                       asks for its last row and drops the result
+    logits_rows       [R] int32        rows of the flattened [B * S], 1 to max_batch_size of them: a step that wants
+                                       no logits asks for its last row and drops the result
     kv_token_order    [U] int32        flat rows of the U real tokens, sorted by (block, row in the block)
     kv_update_lengths [NB + 1] int32   cumulative number of tokens that go to each block of the pool, from 0 to U
     kv_write_starts   [NB] int32       first row of each block that is written, 0 for blocks that are not
