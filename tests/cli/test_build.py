@@ -1,0 +1,171 @@
+"""plansmith build: options, trtllm-build's names, exit codes, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plansmith.cli import legacy
+from plansmith.runtime.errors import InvalidArgumentError
+from plansmith.runtime.manifest import load_manifest
+
+Run = Callable[..., Any]
+LIMITS = ("--max-seq-len", 64, "--max-num-tokens", 32, "--max-batch-size", 4)
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("llama")
+
+
+def test_build_and_report(plansmith: Run, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engine"
+    result = plansmith("build", checkpoint, "-o", out, "-p", "int8", *LIMITS)
+    assert result.status == 0, result.err
+    assert "built" in result.out and "cpu" in result.out
+    assert "plansmith: cpu: packing" in result.err  # progress in lines, without a terminal
+    assert "kept" in plansmith("build", checkpoint, "-o", out, "-p", "int8", *LIMITS).out
+
+
+def test_json_is_alone_on_stdout(plansmith: Run, checkpoint: Path, tmp_path: Path) -> None:
+    result = plansmith("build", checkpoint, "-o", tmp_path / "engine", "--json", *LIMITS)
+    report = json.loads(result.out)
+    assert result.err == ""
+    assert report["targets"]["cpu"]["status"] == "built"
+    assert report["limits"]["max_batch_size"] == 4
+
+
+def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engine"
+    result = plansmith(
+        *("build", "--checkpoint_dir", checkpoint, f"--output_dir={out}", "--max_batch_size", 4),
+        *("--max_num_tokens=32", "--max_input_len", 48, "--max_seq_len", 64, "--max_beam_width", 1),
+        *("--tokens_per_block", 8, "--kv_cache_type", "paged", "--workers", 2, "--gemm_plugin", "auto"),
+        *("--remove_input_padding", "enable", "--use_paged_context_fmha=enable", "--monitor_memory"),
+    )
+    assert result.status == 0, result.err
+    limits = load_manifest(out).limits
+    assert (limits.max_batch_size, limits.max_num_tokens, limits.max_input_len) == (4, 32, 48)
+    assert (limits.max_seq_len, limits.tokens_per_block) == (64, 8)
+    for name in ("--gemm-plugin auto", "--remove-input-padding enable", "--monitor-memory"):
+        assert f"note: {name} is ignored: " in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--lora_dir", "x"), "--lora-dir x of trtllm-build is not available: LoRA"),
+        (("--strip_plan",), "--strip-plan of trtllm-build is not available"),
+        (("--paged_kv_cache", "disable"), "--paged-kv-cache disable of trtllm-build is not available"),
+        (("--speculative_decoding_mode=medusa",), "--speculative-decoding-mode medusa"),
+        (("--max_beam_width", 4), "--max_beam_width is 4"),
+        (("--kv_cache_type", "continuous"), "--kv_cache_type is 'continuous'"),
+        (("--max_seq_len", 100000), "--max_seq_len is 100000, it must be between 2 and 256"),
+        (("--target", "sm90"), "TensorRT-RTX builds no plan for sm90"),
+        (("--precision", "fp8"), "--precision 'fp8' is not known"),
+    ],
+)
+def test_refused_in_one_sentence(
+    plansmith: Run, checkpoint: Path, tmp_path: Path, words: tuple[Any, ...], message: str
+) -> None:
+    result = plansmith("build", checkpoint, "-o", tmp_path / "engine", *words)
+    assert result.status == 1
+    assert message in result.err and result.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_as_json(plansmith: Run, tmp_path: Path) -> None:
+    result = plansmith("build", tmp_path / "none", "--json")
+    assert result.status == 1
+    assert json.loads(result.out)["error"]["kind"] == "CheckpointError"
+
+
+def test_one_checkpoint_is_needed(plansmith: Run, checkpoint: Path) -> None:
+    assert plansmith("build").status == 2
+    assert plansmith("build", checkpoint, "--checkpoint-dir", checkpoint).status == 2
+
+
+def test_dry_run_writes_nothing(plansmith: Run, checkpoint: Path, tmp_path: Path) -> None:
+    result = plansmith("build", checkpoint, "-o", tmp_path / "engine", "--dry_run", "--json", "-t", "cpu")
+    facts = json.loads(result.out)
+    assert facts["targets"] == ["cpu"] and facts["needed_disk_bytes"] > 0
+    assert "family llama" in plansmith("build", checkpoint, "-o", tmp_path / "e", "--dry-run").out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_normalize_leaves_values_alone() -> None:
+    words = ["build", "--output_dir=a_b", "c_d", "--max_seq_len", "--", "--not_an_option"]
+    assert legacy.normalize(words) == [
+        "build",
+        "--output-dir=a_b",
+        "c_d",
+        "--max-seq-len",
+        "--",
+        "--not_an_option",
+    ]
+
+
+def test_no_flag_of_the_table_is_an_option_of_ours(plansmith: Run) -> None:
+    text = plansmith("build", "--help").out
+    ours = {word.strip(",│") for word in text.split() if word.startswith("--")}
+    assert not ours & legacy.FLAGS.keys()
+    assert all(name.startswith("--") and "_" not in name for name in legacy.FLAGS)
+
+
+@pytest.mark.parametrize("name", sorted(legacy.FLAGS))
+def test_each_flag_is_dropped_or_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = legacy.FLAGS[name]
+    words = [name, "unheard-of"] if flag.takes_value else [name]
+    if flag.harmless is None:
+        assert legacy.translate([*words, "x"]) == ["x"]
+        assert flag.note in capsys.readouterr().err
+    else:
+        with pytest.raises(InvalidArgumentError, match=name):
+            legacy.translate([*words, "x"])
+        for value in flag.harmless:
+            assert legacy.translate([f"{name}={value}", "x"]) == ["x"]
+
+
+def test_old_names_are_renamed() -> None:
+    assert legacy.translate(["--max-decoder-seq-len", "8", "--model-dir=x"]) == [
+        "--max-seq-len",
+        "8",
+        "--checkpoint-dir=x",
+    ]
+
+
+SLOW = """
+import sys, time
+from plansmith.builder.targets import cpu
+from plansmith.cli import main
+
+def compile_plan(*arguments, **options):
+    print("compiling", flush=True)
+    time.sleep(60)
+
+cpu.compile_plan = compile_plan
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_nothing(checkpoint: Path, tmp_path: Path, number: int, code: int) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "build", str(checkpoint), "-o", str(tmp_path / "engine")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert "compiling" in child.stdout.readline()
+    child.send_signal(number)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == code
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,78 @@
+"""plansmith inspect on a tiny engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def copy(engine_dir: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(engine_dir, tmp_path / "copy")
+
+
+def test_tables(plansmith: Run, engine_dir: Path) -> None:
+    result = plansmith("inspect", engine_dir, "--check-hashes")
+    assert result.status == 0
+    for words in ("LlamaForCausalLM", "plansmith-cpu", "fp32", "files are whole (contents checked)"):
+        assert words in result.out
+
+
+def test_json_has_all(plansmith: Run, engine_dir: Path) -> None:
+    content = json.loads(plansmith("inspect", engine_dir, "--json", "--plan").out)
+    manifest = content["manifest"]
+    model = manifest["model"]
+    assert manifest["targets"]["cpu"]["files"][0]["path"] == "targets/cpu/model.plan"
+    assert content["build_report"]["cpu"]["status"] == "built"
+    token = 2 * model["num_layers"] * model["num_kv_heads"] * model["head_dim"] * 4
+    assert content["kv_cache"]["cpu"]["bytes_per_token"] == token
+    assert content["kv_cache"]["cpu"]["bytes_at_limits"] == token * 8 * 128
+    codes = [op["op"] for op in content["plan"]["ops"]]
+    assert codes.count("paged_attention") == model["num_layers"] and codes[0] == "embed"
+    names = {one["name"] for one in content["plan"]["tensors"]}
+    assert {"embed.weight", "final_norm.weight"} <= names
+
+
+def test_plan_as_tables(plansmith: Run, engine_dir: Path) -> None:
+    out = plansmith("inspect", engine_dir, "--plan").out
+    assert "2 paged_attention" in out and "embed.weight" in out
+
+
+def test_damage_is_told(plansmith: Run, copy: Path) -> None:
+    plan = copy / "targets" / "cpu" / "model.plan"
+    data = bytearray(plan.read_bytes())
+    data[-1] ^= 1
+    plan.write_bytes(bytes(data))
+    assert plansmith("inspect", copy).status == 0
+    result = plansmith("inspect", copy, "--check-hashes")
+    assert result.status == 1
+    assert "changed after the build" in result.err and "--force" in result.err
+
+
+def test_without_a_report(plansmith: Run, copy: Path) -> None:
+    (copy / "build_report.json").write_text("not json")
+    assert plansmith("inspect", copy).status == 0
+
+
+def test_what_is_no_engine(plansmith: Run, tmp_path: Path) -> None:
+    result = plansmith("inspect", tmp_path)
+    assert result.status == 1
+    assert "is not an engine directory: it has no manifest.json" in result.err
+
+
+def test_an_engine_without_a_cpu_plan(plansmith: Run, copy: Path) -> None:
+    from plansmith.runtime.manifest import load_manifest
+
+    manifest = load_manifest(copy)
+    manifest.targets["other"] = manifest.targets.pop("cpu")
+    (copy / "manifest.json").write_text(manifest.to_text())
+    result = plansmith("inspect", copy, "--plan")
+    assert result.status == 1
+    assert "has no target 'cpu', only other" in result.err
