@@ -2,10 +2,12 @@
 #include "peaks.h"
 
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #include <algorithm>
-#include <vector>
+
+#include "cpu/pages.h"
 #if defined(__x86_64__)
 #if !defined(__clang__)
 // GCC 12's own AVX-512 header reads variables that it means to leave undefined (GCC bug 105593).
@@ -22,6 +24,7 @@ constexpr int kSums = 12;  // independent chains: latency 4-5 cycles x up to 2 a
 // Short enough to fit into a time slice, so that the best try is one without other processes.
 constexpr int64_t kLoops = 100000;
 constexpr int kTries = 100;
+constexpr size_t kReadBytes = 256 << 20;
 constexpr size_t kReadWords = 2 << 20;  // 16 MiB a try
 volatile float sink;
 
@@ -83,18 +86,17 @@ void Read(void* context, int idx) {
   const Work& work = *static_cast<Work*>(context);
   const size_t n = kReadWords / static_cast<size_t>(work.num_threads);
   const uint64_t* p = work.data + static_cast<size_t>(idx) * n;
-  uint64_t sums[8] = {};
-  for (size_t i = 0; i + 8 <= n; i += 8) {
-    for (size_t j = 0; j < 8; ++j) sums[j] += p[i + j];
+  uint64_t sums[16] = {};
+  for (size_t i = 0; i + 16 <= n; i += 16) {
+    for (size_t j = 0; j < 16; ++j) sums[j] += p[i + j];
   }
   for (uint64_t s : sums) sink = static_cast<float>(s);
 }
 
-double Best(cpu::ThreadPool* pool, cpu::ThreadPool::Job job, Work* work,
-            const std::vector<uint64_t>& data) {
+double Best(cpu::ThreadPool* pool, cpu::ThreadPool::Job job, Work* work, const uint64_t* data) {
   double best = 1e9;
   for (size_t i = 0; i < kTries; ++i) {
-    if (!data.empty()) work->data = data.data() + i * kReadWords % data.size();
+    if (data != nullptr) work->data = data + i * kReadWords % (kReadBytes / sizeof(uint64_t));
     const double start = Seconds();
     pool->Run(job, work);
     best = std::min(best, Seconds() - start);
@@ -114,17 +116,19 @@ Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni) {
   Peaks peaks = {};
   const double threads = pool->num_threads();
   {
-    const std::vector<uint64_t> data(32 << 20, 1);  // 256 MiB
+    const cpu::Pages data(kReadBytes, "data to read");
+    memset(data.as<char>(), 1, kReadBytes);
     Work work = {nullptr, nullptr, pool->num_threads()};
-    peaks.read_gb_s = 8e-9 * static_cast<double>(kReadWords) / Best(pool, Read, &work, data);
+    peaks.read_gb_s =
+        8e-9 * static_cast<double>(kReadWords) / Best(pool, Read, &work, data.as<uint64_t>());
   }
 #if defined(__x86_64__)
   if (avx2) {
     Work work = {vnni ? FmaAvx512 : FmaAvx2, nullptr, pool->num_threads()};
     const double sums = threads * kSums * static_cast<double>(kLoops);
-    peaks.fma_gflop_s = 2e-9 * (vnni ? 16 : 8) * sums / Best(pool, RunKernel, &work, {});
+    peaks.fma_gflop_s = 2e-9 * (vnni ? 16 : 8) * sums / Best(pool, RunKernel, &work, nullptr);
     work.kernel = vnni ? Int8Vnni : Int8Avx2;
-    peaks.int8_gop_s = 2e-9 * (vnni ? 64 : 32) * sums / Best(pool, RunKernel, &work, {});
+    peaks.int8_gop_s = 2e-9 * (vnni ? 64 : 32) * sums / Best(pool, RunKernel, &work, nullptr);
   }
 #else
   (void)avx2;

@@ -45,7 +45,12 @@ inline void RunTiles(const LinearArgs& args, uint32_t row_begin, uint32_t row_en
 template <typename Block>
 void Linear(const LinearArgs& args, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
             uint32_t tile_end) {
-  RunTiles<Block>(args, row_begin, row_end, tile_begin, tile_end);
+  if (row_end - row_begin == 1) {
+    // One row is bound by reading the weights, which is fastest as one stream.
+    RunTiles<Block, 1>(args, row_begin, row_end, tile_begin, tile_end);
+  } else {
+    RunTiles<Block>(args, row_begin, row_end, tile_begin, tile_end);
+  }
 }
 
 }  // namespace
