@@ -13,7 +13,7 @@ namespace plansmith {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-constexpr int32_t kLanes = 16;  // four SSE or two AVX registers: enough to hide the latency of max
+constexpr int32_t kLanes = 32;    // more than GCC unrolls away before it vectorizes
 constexpr int32_t kBlock = 1024;  // floats searched again for the index of the maximum
 
 float BlockMax(const float* x, int32_t n, bool* has_nan) {
@@ -48,6 +48,11 @@ double Sum(const float* x, int32_t n) {
   return sum;
 }
 
+// out[i] = e^(x[i] - max). The arrays do not overlap.
+void ExpAll(const float* __restrict x, int32_t n, float max, float* __restrict out) {
+  for (int32_t i = 0; i < n; ++i) out[i] = ExpNonPositive(x[i] - max);
+}
+
 [[noreturn]] void BadLogits(const float* logits, int32_t vocab_size, const Request& request) {
   int32_t id = 0;
   while (id + 1 < vocab_size && !std::isnan(logits[id]) &&
@@ -79,27 +84,6 @@ void Penalize(const Request& request, float* l) {
 
 }  // namespace
 
-float ExpNonPositive(float x) {
-  // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to the nearest integer. ln 2 in
-  // two parts, the first with few enough bits that n times it is exact. The polynomial is the
-  // Taylor series to r^6 / 6!: its next term is below 1.3e-7 of the result.
-  const float clamped = x > -87.0f ? x : -87.0f;
-  const float shifted = clamped * 1.44269504f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-  float p = 1.0f / 720.0f;
-  p = p * r + 1.0f / 120.0f;
-  p = p * r + 1.0f / 24.0f;
-  p = p * r + 1.0f / 6.0f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return x > -87.0f ? p * scale : 0.0f;
-}
-
 int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan) {
   *max = kNegInf;
   *has_nan = false;
@@ -122,6 +106,7 @@ Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
   z_.resize(n);
   weights_.resize(n);
   candidates_.resize(n);
+  block_sums_.resize((n + kBlock - 1) / kBlock);
 }
 
 void Sampler::Draw(const float* logits, const Request& request, Sample* out) {
@@ -189,23 +174,13 @@ int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& 
   const bool cut_p = params.top_p < 1.0f;
   if (!cut_k && !cut_p) return DrawByWalk(params.min_p, u);
 
-  size_t n = cut_k ? KeepTopK(params.top_k) : KeepAll(params.top_p);
-  if (cut_k && !cut_p) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
-  if (cut_p) {
-    double total = 0.0;
-    if (cut_k) {
-      std::sort(candidates_.begin(), candidates_.begin() + n, Better);
-      for (size_t i = 0; i < n; ++i) total += static_cast<double>(ExpNonPositive(candidates_[i].z));
-    } else {
-      total = Sum(weights_.data(), vocab_size_);
-    }
-    n = KeepTopP(n, total, params.top_p);
-  }
+  size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(params.top_p);
+  if (cut_k) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
+  if (cut_p)
+    n = KeepTopP(n, cut_k ? CandidateSum(n) : Sum(weights_.data(), vocab_size_), params.top_p);
   while (n > 1 && ExpNonPositive(candidates_[n - 1].z) < params.min_p) --n;
 
-  double total = 0.0;
-  for (size_t i = 0; i < n; ++i) total += static_cast<double>(ExpNonPositive(candidates_[i].z));
-  double left = u * total;
+  double left = u * CandidateSum(n);
   for (size_t i = 0; i + 1 < n; ++i) {
     left -= static_cast<double>(ExpNonPositive(candidates_[i].z));
     if (left < 0.0) return candidates_[i].id;
@@ -213,24 +188,45 @@ int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& 
   return candidates_[n - 1].id;
 }
 
+double Sampler::CandidateSum(size_t n) const {
+  double sum = 0.0;
+  for (size_t i = 0; i < n; ++i) sum += static_cast<double>(ExpNonPositive(candidates_[i].z));
+  return sum;
+}
+
 // No top_k and no top_p: walk the vocabulary in its own order, nothing needs sorting.
 int32_t Sampler::DrawByWalk(float min_p, double u) {
-  const float* z = z_.data();
   float* w = weights_.data();
-  for (int32_t i = 0; i < vocab_size_; ++i) {
-    const float e = ExpNonPositive(z[i]);
-    w[i] = e < min_p ? 0.0f : e;
+  ExpAll(z_.data(), vocab_size_, 0.0f, w);
+  if (min_p > 0.0f) {
+    for (int32_t i = 0; i < vocab_size_; ++i) w[i] = w[i] < min_p ? 0.0f : w[i];
   }
-  double left = u * Sum(w, vocab_size_);
-  int32_t last = 0;
-  for (int32_t i = 0; i < vocab_size_; ++i) {
-    if (w[i] == 0.0f)
-      continue;  // what cannot be drawn must not catch the rounding of the last subtraction
+  double total = 0.0;
+  for (size_t b = 0; b < block_sums_.size(); ++b) {
+    const int32_t begin = static_cast<int32_t>(b) * kBlock;
+    block_sums_[b] = Sum(w + begin, std::min(kBlock, vocab_size_ - begin));
+    total += block_sums_[b];
+  }
+  // Whole blocks first. What cannot be drawn (weight 0) must not catch the rounding of the last
+  // subtraction either.
+  double left = u * total;
+  size_t block = 0;
+  for (size_t b = 0; b < block_sums_.size(); ++b) {
+    if (block_sums_[b] == 0.0) continue;
+    block = b;
+    if (left < block_sums_[b]) break;
+    left -= block_sums_[b];
+  }
+  const int32_t begin = static_cast<int32_t>(block) * kBlock;
+  const int32_t end = std::min(begin + kBlock, vocab_size_);
+  int32_t drawn = begin;
+  for (int32_t i = begin; i < end; ++i) {
+    if (w[i] == 0.0f) continue;
+    drawn = i;
     left -= static_cast<double>(w[i]);
-    last = i;
     if (left < 0.0) break;
   }
-  return last;
+  return drawn;
 }
 
 // The top_k best into candidates_, in no order. One pass over V with a threshold that rises
@@ -262,8 +258,8 @@ size_t Sampler::KeepTopK(int32_t top_k) {
 // For top_p without top_k: weights_ of all, and as candidates those that can be in the nucleus.
 // Tokens below (1 - top_p) / V of the whole add up to less than 1 - top_p, so the nucleus is
 // reached without them; usually a few hundred remain to be ordered.
-size_t Sampler::KeepAll(float top_p) {
-  for (int32_t i = 0; i < vocab_size_; ++i) weights_[i] = ExpNonPositive(z_[i]);
+size_t Sampler::KeepPlausible(float top_p) {
+  ExpAll(z_.data(), vocab_size_, 0.0f, weights_.data());
   const double total = Sum(weights_.data(), vocab_size_);
   // Half of the bound, for what rounding takes.
   const float floor =
@@ -277,15 +273,15 @@ size_t Sampler::KeepAll(float top_p) {
 }
 
 // The smallest set of best candidates whose weight reaches top_p of `total` (at least one), in
-// order. Orders 128, 256,
-// ... at a time: the nucleus is mostly small.
+// order. Sorts 128, 512, ... at a time: the nucleus is mostly small.
 size_t Sampler::KeepTopP(size_t n, double total, float top_p) {
   const double wanted = static_cast<double>(top_p) * total;
   const auto begin = candidates_.begin();
   double sum = 0.0;
-  for (size_t ordered = 0, batch = 128; ordered < n; batch *= 2) {
+  for (size_t ordered = 0, batch = 128; ordered < n; batch *= 4) {
     const size_t end = std::min(n, ordered + batch);
-    std::partial_sort(begin + ordered, begin + end, begin + n, Better);
+    if (end < n) std::nth_element(begin + ordered, begin + end, begin + n, Better);
+    std::sort(begin + ordered, begin + end, Better);
     for (; ordered < end; ++ordered) {
       sum += static_cast<double>(ExpNonPositive(candidates_[ordered].z));
       if (sum >= wanted) return ordered + 1;
@@ -295,9 +291,7 @@ size_t Sampler::KeepTopP(size_t n, double total, float top_p) {
 }
 
 void Sampler::LogProbs(const float* logits, float max, int32_t num_logprobs, Sample* out) {
-  for (int32_t i = 0; i < vocab_size_; ++i) {
-    weights_[i] = ExpNonPositive(logits[i] - max);
-  }
+  ExpAll(logits, vocab_size_, max, weights_.data());
   const double log_sum = std::log(Sum(weights_.data(), vocab_size_)) + static_cast<double>(max);
   const auto logprob = [&](int32_t id) {
     return static_cast<float>(static_cast<double>(logits[id]) - log_sum);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "request.h"
@@ -25,9 +26,38 @@ struct Sample {
   float top_logprobs[PSM_MAX_TOP_LOGPROBS];
 };
 
-// e^x for x <= 0, relative error below 3e-7; 0 below -87. Written so that compilers vectorize a
-// loop of it and so that every machine gives the same bits.
-float ExpNonPositive(float x);
+// e^x for x <= 0, relative error below 3e-7; 0 below -87.7. Has no branch and no second look at x,
+// so that a loop of it vectorizes, and no call, so that every machine gives the same bits.
+inline float ExpNonPositive(float x) {
+  // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 * 2^23 rounds to the nearest integer. ln 2 in
+  // two parts, the first with few enough bits that n times it is exact. The polynomial is the
+  // Taylor series to r^6 / 6!: its next term is below 1.3e-7 of the result. At the clamp n is -127,
+  // whose scale has the bits of 0.
+  // The clamp works on the bits of |x|: GCC turns one on floats into a branch, and the loop no
+  // longer vectorizes.
+  int32_t magnitude;
+  std::memcpy(&magnitude, &x, sizeof magnitude);
+  magnitude &= 0x7fffffff;
+  magnitude = magnitude < 0x42b00000 ? magnitude : 0x42b00000;  // 88.0f; std::min would branch, too
+  float clamped;
+  std::memcpy(&clamped, &magnitude, sizeof clamped);
+  clamped = -clamped;
+  const float shifted = clamped * 1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const int32_t bits =
+      static_cast<int32_t>(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
 
 // The lowest index of the largest of x[0..n), and that value. NaN anywhere makes `*has_nan` true
 // (the rest is then meaningless). One pass that vectorizes; n >= 1.
@@ -55,8 +85,9 @@ class Sampler {
   const float* Adjust(const float* logits, const Request& request);
   int32_t DrawFrom(const float* logits, float max, const SamplingParams& params, double u);
   int32_t DrawByWalk(float min_p, double u);
+  double CandidateSum(size_t n) const;
   size_t KeepTopK(int32_t top_k);
-  size_t KeepAll(float top_p);
+  size_t KeepPlausible(float top_p);
   size_t KeepTopP(size_t n, double total, float top_p);
   void LogProbs(const float* logits, float max, int32_t num_logprobs, Sample* out);
 
@@ -65,6 +96,7 @@ class Sampler {
   std::vector<float> z_;               // [V]
   std::vector<float> weights_;         // [V] e^z
   std::vector<Candidate> candidates_;  // [V]
+  std::vector<double> block_sums_;     // of weights_
 };
 
 }  // namespace plansmith

@@ -331,20 +331,20 @@ void TestLargeVocabulary() {
     request.params.top_p = top_p;
     std::set<int32_t> seen;
     double mean_rank = 0.0;
-    for (uint64_t seed = 0; seed < 3000; ++seed) {
+    for (uint64_t seed = 0; seed < 1500; ++seed) {
       request.params.seed = seed;
       Sample sample;
       sampler.Draw(logits.data(), request, &sample);
       CHECK(allowed.count(sample.token) == 1);
       seen.insert(sample.token);
-      mean_rank += logits[static_cast<size_t>(sample.token)] / 3000.0;
+      mean_rank += logits[static_cast<size_t>(sample.token)] / 1500.0;
     }
     double expected = 0.0;
     for (size_t i = 0; i < n; ++i)
       expected += p[static_cast<size_t>(order[i])] / sum *
                   static_cast<double>(logits[static_cast<size_t>(order[i])]);
-    CHECK(std::fabs(mean_rank - expected) < 0.08);  // sd of a logit here is below 1; 3000 draws
-    CHECK(seen.size() > std::min<size_t>(n, 3000) / 4);
+    CHECK(std::fabs(mean_rank - expected) < 0.08);  // sd of a logit here is below 1; 1500 draws
+    CHECK(seen.size() > std::min<size_t>(n, 1500) / 4);
   }
 }
 
