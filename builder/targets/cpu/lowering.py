@@ -74,7 +74,7 @@ def gather(w: Walk, node: ir.Node) -> None:
     weight = resolve_weight(table, matmul=False)
     out, scale = _follow_scale(w, node.outputs[0])
     storage = w.new(SlotRows.TOKENS, weight.cols)
-    tensor = w.pool.matrix([weight], products.group_size(w, weight))
+    tensor = w.pool.matrix([weight])
     w.emit(OpCode.EMBED, node.name, [], storage.ref, tensors=[tensor, -1], f=[scale])
     w.bind_rows(out, storage)
 

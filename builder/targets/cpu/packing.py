@@ -56,7 +56,7 @@ def data_bytes(dtype: DType, layout: Layout, rows: int, cols: int) -> int:
 
 
 def scales_bytes(rows: int, num_groups: int) -> int:
-    """Return the bytes of float32 scales (or int32 sums) [N/16][groups][16]."""
+    """Return the bytes of scales [N/16][groups][16]."""
     return round_up(rows, TILE) * num_groups * 4
 
 
@@ -109,14 +109,6 @@ def pack_block(block: Array, dtype: DType) -> Array:
     return np.ascontiguousarray(nibbles[..., :4] | (nibbles[..., 4:] << 4))
 
 
-def block_sums(block: Array, group_size: int) -> Array:
-    """Return int32 [m, groups, 16]: for each output of [16 m, K] rows the sum of the stored values of each group."""
-    cols = block.shape[1]
-    groups = cols // group_size if group_size else 1
-    values = block.astype(np.int8).reshape(-1, TILE, groups, group_size or cols)
-    return np.ascontiguousarray(values.sum(axis=-1, dtype=np.int32).transpose(0, 2, 1))
-
-
 def pack_scales(parts: Iterable[Array]) -> Array:
     """Return float32 [ceil(N / 16), groups, 16] of the [N_i, groups] scales put under one another."""
     scales = np.concatenate([np.asarray(part, np.float32) for part in parts])
@@ -125,10 +117,8 @@ def pack_scales(parts: Iterable[Array]) -> Array:
     return np.ascontiguousarray(padded.reshape(-1, TILE, scales.shape[1]).transpose(0, 2, 1))
 
 
-def pack_matrix(
-    parts: Iterable[Array], dtype: DType, cols: int, group_size: int
-) -> Iterator[tuple[str, Array]]:
-    """Yield ("data", ...) and, for integers, ("sums", ...) arrays of a packed matrix, block by block.
+def pack_matrix(parts: Iterable[Array], dtype: DType, cols: int) -> Iterator[Array]:
+    """Yield the packed bytes of a matrix, block by block.
 
     parts : [N_i, cols] matrices that lie under one another
     raises BuildError when a part has another width, or values that int4 cannot hold.
@@ -140,9 +130,7 @@ def pack_matrix(
                 raise BuildError(
                     f"int4 weights lie in {block.min()}..{block.max()}, int4 holds -8..7; quantize to 4 bits"
                 )
-        yield "data", pack_block(block, dtype)
-        if dtype in (DType.I8, DType.I4):
-            yield "sums", block_sums(block, group_size)
+        yield pack_block(block, dtype)
 
 
 def _checked(parts: Iterable[Array], cols: int) -> Iterator[Array]:
@@ -179,7 +167,7 @@ def _floats(data: Array, dtype: DType) -> Array:
 
 
 def unpack_scales(scales: Array, rows: int, num_groups: int) -> Array:
-    """Return [rows, num_groups] of flat scales (or sums)."""
+    """Return [rows, num_groups] of flat scales."""
     tiles = round_up(rows, TILE) // TILE
     matrix = scales.reshape(tiles, num_groups, TILE).transpose(0, 2, 1).reshape(tiles * TILE, num_groups)
     return np.ascontiguousarray(matrix[:rows])

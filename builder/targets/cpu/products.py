@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ....runtime.errors import BuildError
+from ....runtime.errors import BuildError, InvalidArgumentError
 from ...precision import int4_group_size
 from .buffers import Ref
 from .plan_file import DType, OpCode
@@ -47,8 +47,8 @@ def _emit(
     *,
     accumulate: bool,
 ) -> None:
-    size = group_size(w, weights[0])
-    tensor = w.pool.matrix(weights, size, packed=True)
+    size = _group_size(w, weights[0])
+    tensor = w.pool.matrix(weights, product_group_size=size)
     bias = -1
     if any(b is not None for b in biases):
         bias = w.pool.bias(biases, [weight.rows for weight in weights])
@@ -81,10 +81,23 @@ def _kind(node: ir.Node) -> tuple[DType, int, int]:
     return weight.dtype, weight.group_size, weight.cols
 
 
-def group_size(w: Walk, weight: Weight) -> int:
+def activation_group_size(weight_group_size: int, cols: int) -> int:
+    """Return how many columns of a product's input share a scale with Options.activation_groups; 0 = a row.
+
+    weight_group_size : the weight's own groups, 0 = one scale an output: then the groups that int4 would have
+    """
+    if weight_group_size:
+        return weight_group_size
+    try:
+        return int4_group_size(cols)
+    except InvalidArgumentError:  # no group divides the columns: by row, as without the option
+        return 0
+
+
+def _group_size(w: Walk, weight: Weight) -> int:
     """Return the tensor's group size: the weight's, or one for the activations' sake."""
-    if weight.dtype is DType.I8 and not weight.group_size and w.options.activation_groups:
-        return int4_group_size(weight.cols)
+    if weight.dtype is DType.I8 and w.options.activation_groups:
+        return activation_group_size(weight.group_size, weight.cols)
     return weight.group_size
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,28 +17,61 @@ from .weights import Weight, initializer_array, packed_tensor, vector_tensor
 Array = npt.NDArray[Any]
 
 
+@dataclasses.dataclass
+class _Matrix:
+    """Weights under one another."""
+
+    parts: list[Weight]
+    group_size: int
+    in_product: bool
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor; floats that no product reads are row-major, a row for each token id."""
+        dtype = self.parts[0].dtype
+        plain = not self.in_product and dtype in (DType.F32, DType.BF16)
+        layout = Layout.ROW_MAJOR if plain else packing.PACKED[dtype]
+        return packed_tensor(name, self.parts, layout, self.group_size)
+
+
+@dataclasses.dataclass
+class _Vector:
+    """A float32 vector or table."""
+
+    rows: int
+    cols: int
+    fetch: Callable[[], Array]
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor, row-major."""
+        return vector_tensor(name, self.rows, self.cols, self.fetch)
+
+
 class TensorPool:
     """Collects tensors in the order of their first use. A tied table is one tensor, packed for the product."""
 
     def __init__(self) -> None:
         self._index: dict[tuple[Any, ...], int] = {}
-        self._makers: list[tuple[str, Any]] = []
-        self._packed: set[int] = set()
+        self._entries: list[tuple[str, _Matrix | _Vector]] = []
 
-    def matrix(self, parts: Sequence[Weight], group_size: int, *, packed: bool = False) -> int:
-        """Return the index of the weights under one another; `packed` when a product reads them."""
-        key = ("matrix", tuple((p.values, p.swapped) for p in parts), group_size)
-        index = self._add(key, joined_names([p.values.name or "" for p in parts]), (list(parts), group_size))
-        if packed:
-            self._packed.add(index)
+    def matrix(self, parts: Sequence[Weight], *, product_group_size: int | None = None) -> int:
+        """Return the index of the weights under one another.
+
+        product_group_size : given when a product reads them: the groups that its kernel wants, 0 = none
+        """
+        key = ("matrix", *((p.values, p.swapped) for p in parts))
+        name = joined_names([p.values.name or "" for p in parts])
+        index = self._add(key, name, _Matrix(list(parts), parts[0].group_size, False))
+        entry = self._entries[index][1]
+        assert isinstance(entry, _Matrix)
+        if product_group_size is not None:
+            entry.in_product, entry.group_size = True, product_group_size
         return index
 
     def vector(self, value: ir.Value, rows: int, cols: int) -> int:
         """Return the index of a float32 vector or table, row-major."""
         source = _behind_casts(value)
-        return self._add(
-            ("vector", source), source.name or "", (rows, cols, lambda: initializer_array(source))
-        )
+        entry = _Vector(rows, cols, lambda: initializer_array(source))
+        return self._add(("vector", source), source.name or "", entry)
 
     def bias(self, biases: Sequence[ir.Value | None], sizes: Sequence[int]) -> int:
         """Return the index of biases side by side, zeros where a part has none."""
@@ -51,27 +85,17 @@ class TensorPool:
             return np.concatenate([p.reshape(-1) for p in parts])
 
         name = joined_names([s.name or "" for s in sources if s is not None])
-        return self._add(("bias", *sources), name, (1, sum(sizes), fetch))
+        return self._add(("bias", *sources), name, _Vector(1, sum(sizes), fetch))
 
-    def _add(self, key: tuple[Any, ...], name: str, maker: Any) -> int:
+    def _add(self, key: tuple[Any, ...], name: str, entry: _Matrix | _Vector) -> int:
         if key not in self._index:
-            self._index[key] = len(self._makers)
-            self._makers.append((name, maker))
+            self._index[key] = len(self._entries)
+            self._entries.append((name, entry))
         return self._index[key]
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors in order; floats that no product reads stay row-major, a row for each token id."""
-        out = []
-        for index, (name, maker) in enumerate(self._makers):
-            if len(maker) == 3:
-                out.append(vector_tensor(name, *maker))
-                continue
-            parts, group_size = maker
-            dtype = parts[0].dtype
-            plain = index not in self._packed and dtype in (DType.F32, DType.BF16)
-            layout = Layout.ROW_MAJOR if plain else packing.PACKED[dtype]
-            out.append(packed_tensor(name, parts, layout, group_size))
-        return out
+        """Return the tensors in order."""
+        return [entry.tensor(name) for name, entry in self._entries]
 
 
 def _behind_casts(value: ir.Value) -> ir.Value:

@@ -113,8 +113,10 @@ class Walk:
         value = node.inputs[index]
         found = self.find(value)
         if value is None or not isinstance(found, Activation):
-            what = "a constant" if value in self.static else "half of an activation or a soft cap"
-            raise self.error(node, f"input {index} is {what}; the cpu target wants an activation there")
+            what = "half of a gated activation or a soft cap" if found else "no activation"
+            raise self.error(
+                node, f"input {index} is {what}; the cpu target wants an activation in memory there"
+            )
         if self.wants_rows(node) and found.storage.rows is SlotRows.TOKENS:
             return Activation(self._gather_rows(value, found), found.dims)
         return found

@@ -169,7 +169,8 @@ def packed_tensor(name: str, parts: list[Weight], layout: Layout, group_size: in
     groups = cols // group_size if group_size else 1
     integer = first.scale is not None
     if integer:
-        sections["scales"] = sections["sums"] = packing.scales_bytes(rows, groups)
+        # No "sums": the kernels offset the weights, whose correction they take from the activations.
+        sections["scales"] = packing.scales_bytes(rows, groups)
 
     def blocks() -> Iterator[tuple[str, Array]]:
         if layout is Layout.ROW_MAJOR:
@@ -177,7 +178,8 @@ def packed_tensor(name: str, parts: list[Weight], layout: Layout, group_size: in
                 yield "data", packing.as_stored(block, first.dtype)
             return
         scales: list[Array] = []
-        yield from packing.pack_matrix(_fetch_all(parts, scales), first.dtype, cols, group_size)
+        for block in packing.pack_matrix(_fetch_all(parts, scales), first.dtype, cols):
+            yield "data", block
         if integer:
             yield "scales", packing.pack_scales(np.broadcast_to(s, (len(s), groups)) for s in scales)
 

@@ -21,11 +21,8 @@ def random_matrix(rng: np.random.Generator, dtype: DType, rows: int, cols: int) 
     return values.astype(ml_dtypes.bfloat16) if dtype is DType.BF16 else values
 
 
-def packed(parts: list[np.ndarray], dtype: DType, group_size: int = 0) -> dict[str, np.ndarray]:
-    sections: dict[str, list[np.ndarray]] = {}
-    for name, block in packing.pack_matrix(parts, dtype, parts[0].shape[1], group_size):
-        sections.setdefault(name, []).append(block.reshape(-1))
-    return {name: np.concatenate(blocks) for name, blocks in sections.items()}
+def packed(parts: list[np.ndarray], dtype: DType) -> np.ndarray:
+    return np.concatenate([b.reshape(-1) for b in packing.pack_matrix(parts, dtype, parts[0].shape[1])])
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,13 +46,10 @@ def test_round_trip(
     finally:
         packing._BLOCK_BYTES = before
     layout = packing.PACKED[dtype]
-    assert got["data"].nbytes == packing.data_bytes(dtype, layout, sum(sizes), cols)
+    assert got.nbytes == packing.data_bytes(dtype, layout, sum(sizes), cols)
     whole = np.concatenate(parts)
-    back = packing.unpack(got["data"], dtype, layout, sum(sizes), cols)
+    back = packing.unpack(got, dtype, layout, sum(sizes), cols)
     np.testing.assert_array_equal(back.astype(np.float32), whole.astype(np.float32))
-    if "sums" in got:
-        sums = packing.unpack_scales(got["sums"], sum(sizes), 1)
-        np.testing.assert_array_equal(sums[:, 0], whole.astype(np.int32).sum(axis=1))
 
 
 def test_layouts_are_what_the_header_says() -> None:
@@ -63,7 +57,7 @@ def test_layouts_are_what_the_header_says() -> None:
     rows, cols = 37, 24
     for dtype in DType:
         matrix = random_matrix(rng, dtype, rows, cols)
-        data = packed([matrix], dtype)["data"]
+        data = packed([matrix], dtype)
         for n, k in ((0, 0), (17, 13), (36, 23), (15, 6), (16, 4)):
             tile, lane = divmod(n, 16)
             if dtype in (DType.F32, DType.BF16):
@@ -78,17 +72,14 @@ def test_layouts_are_what_the_header_says() -> None:
 
 def test_padding_is_zero_and_an_int4_zero_is_8() -> None:
     ones = np.ones((17, 5), np.int8)
-    eight = packed([ones], DType.I8)["data"].reshape(2, 2, 16, 4)
+    eight = packed([ones], DType.I8).reshape(2, 2, 16, 4)
     assert eight.sum() == 17 * 5 and not eight[1, :, 1:].any() and not eight[:, 1, :, 1:].any()
-    four = packed([ones], DType.I4)["data"].reshape(2, 1, 16, 4)
+    four = packed([ones], DType.I4).reshape(2, 1, 16, 4)
     assert set(four[1, 0, 1:].reshape(-1)) == {0x88} and four[0, 0, 0].tolist() == [0x99, 0x89, 0x89, 0x89]
 
 
-def test_scales_and_group_sums() -> None:
+def test_scales() -> None:
     rng = np.random.default_rng(1)
-    matrix = random_matrix(rng, DType.I4, 40, 64)
-    sums = packing.unpack_scales(packed([matrix], DType.I4, 32)["sums"], 40, 2)
-    np.testing.assert_array_equal(sums, matrix.astype(np.int32).reshape(40, 2, 32).sum(-1))
     parts = [rng.random((n, 2)).astype(np.float32) for n in (9, 31)]
     scales = packing.pack_scales(parts)
     assert scales.shape == (3, 2, 16) and not scales[2, :, 8:].any()
@@ -97,7 +88,7 @@ def test_scales_and_group_sums() -> None:
 
 def test_wrong_shapes_and_values_are_refused() -> None:
     with pytest.raises(BuildError, match=r"shape \[4, 6\], \[N, 5\] is wanted"):
-        list(packing.pack_matrix([np.zeros((4, 6), np.float32)], DType.F32, 5, 0))
+        list(packing.pack_matrix([np.zeros((4, 6), np.float32)], DType.F32, 5))
     with pytest.raises(BuildError, match=r"int4 weights lie in 0..9"):
-        list(packing.pack_matrix([np.arange(10, dtype=np.int8).reshape(1, 10)], DType.I4, 10, 0))
+        list(packing.pack_matrix([np.arange(10, dtype=np.int8).reshape(1, 10)], DType.I4, 10))
     assert packing.data_bytes(DType.F32, Layout.ROW_MAJOR, 3, 5) == 60
