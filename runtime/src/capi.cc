@@ -183,10 +183,13 @@ using plansmith::StatusError;
 
 extern "C" {
 
+// The init functions write what the struct was in ABI 0.1 and no byte more, whatever is appended:
+// an old caller's struct ends there.
 void psm_engine_options_init(psm_engine_options* options) {
   if (options == nullptr) return;
-  std::memset(options, 0, PSM_ENGINE_OPTIONS_SIZE);
-  options->struct_size = PSM_ENGINE_OPTIONS_SIZE;
+  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_engine_options, manual_step);
+  std::memset(options, 0, kSize);
+  options->struct_size = kSize;
   options->scheduler_policy = PSM_GUARANTEED_NO_EVICT;
   options->enable_chunked_context = 1;
   options->max_queue_size = 1024;
@@ -236,7 +239,10 @@ psm_status psm_engine_step(psm_engine* engine, int32_t* did_work) {
 
 void psm_request_init(psm_request* request) {
   if (request == nullptr) return;
-  *request = plansmith::DefaultRequest();
+  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_request, client_id);
+  const psm_request defaults = plansmith::DefaultRequest();
+  std::memcpy(request, &defaults, kSize);
+  request->struct_size = kSize;
 }
 
 psm_status psm_engine_submit(psm_engine* engine, const psm_request* request, uint64_t* request_id) {

@@ -317,7 +317,7 @@ void TestLargeVocabulary() {
   const std::vector<double> p = Softmax(logits, 1.0);
   Sampler sampler(v);
   for (const auto& [top_k, top_p] : std::vector<std::pair<int32_t, float>>{
-           {7, 1}, {300, 1}, {2600, 1}, {4999, 1}, {0, 0.3f}, {0, 0.9f}, {700, 0.5f}}) {
+           {0, 1}, {7, 1}, {300, 1}, {2600, 1}, {4999, 1}, {0, 0.3f}, {0, 0.9f}, {700, 0.5f}}) {
     const size_t k = top_k == 0 ? order.size() : static_cast<size_t>(top_k);
     double total = 0.0, sum = 0.0;
     for (size_t i = 0; i < k; ++i) total += p[static_cast<size_t>(order[i])];
