@@ -1,7 +1,7 @@
 """Weights to int8 (a scale for each output) and int4 (a scale for each group of inputs), symmetric, in numpy.
 
-w ~ q * scale. Rows are handled in slices, so that little more than the result is held. Scales are first rounded to
-the type they are stored in and then used, so that no error hides between the two.
+w ~ q * scale. Rows are handled in slices, and the pages of a mapped file let go of, so that little more than the result
+is held. Scales are first rounded to the type they are stored in and then used, so that no error hides between the two.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.errors import CheckpointError
+from ..mapped import release_pages
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +45,7 @@ def quantize_int8(
         np.clip(part, -127, 127, out=part)
         q[rows] = part
         scale[rows] = step
+        release_pages(w[rows])
     return q, scale
 
 
@@ -71,6 +73,7 @@ def quantize_int4(
             best_error[better] = error[better]
         q[rows] = best_codes.reshape(-1, k)
         scale[rows] = best_step
+        release_pages(w[rows])
     return q, scale
 
 

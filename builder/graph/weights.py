@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ...runtime.errors import CheckpointError
 from ..checkpoint import WeightSource
+from ..mapped import release_pages
 from ..precision import Precision, int4_group_size
 from .graph_builder import GraphBuilder
 from .quantize import quantize_int4, quantize_int8
@@ -122,6 +123,7 @@ class WeightLoader:
             return w
         with np.errstate(over="ignore"):
             out = w.astype(wanted)
+        release_pages(w)
         if wanted == np.float16 and np.isinf(out).any():
             raise CheckpointError(
                 f"{name} has weights beyond float16's largest number, 65504; build with --precision bf16"

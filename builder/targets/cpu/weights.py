@@ -7,7 +7,6 @@ as they are; only their place in memory changes. Values are fetched when the ten
 from __future__ import annotations
 
 import dataclasses
-import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....runtime.errors import BuildError
+from ...mapped import release_pages
 from . import packing
 from .plan_file import DType, Layout, Tensor
 
@@ -194,24 +194,6 @@ def _fetch_all(parts: list[Weight], scales: list[Array]) -> Iterator[Array]:
             scales.append(part.fetch_scales())
         yield values
         release_pages(values)
-
-
-def release_pages(array: Array) -> None:
-    """Let go of the pages of a mapped, read-only file that an array shows: a build touches every weight once.
-
-    Does nothing for arrays of other memory. A later read maps the pages again.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if not isinstance(base, mmap.mmap) or array.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    if not array.size or min(array.strides) < 0:
-        return
-    offset = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
-    extent = array.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
-    first = offset // mmap.PAGESIZE * mmap.PAGESIZE
-    base.madvise(mmap.MADV_DONTNEED, first, offset + extent - first)
 
 
 def vector_tensor(name: str, rows: int, cols: int, fetch: Callable[[], Array]) -> Tensor:

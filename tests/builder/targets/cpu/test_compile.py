@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import Limits, make_limits
+from plansmith.builder.mapped import release_pages
 from plansmith.builder.precision import precision
 from plansmith.builder.spec import DecoderSpec, LayerSpec
 from plansmith.builder.targets.cpu import compile_plan, packing, read_plan
 from plansmith.builder.targets.cpu.plan_file import OpCode
-from plansmith.builder.targets.cpu.weights import release_pages
 from tiny_graph import EVERYTHING, RandomWeights, rope, tiny_spec
 
 
