@@ -20,7 +20,15 @@ from ..runtime.manifest import (
 from .build_key import target_key
 from .build_report import BuildReport, TargetReport, read_targets
 from .checkpoint import Checkpoint, open_checkpoint
-from .compile import Compiled, CompileRequest, Progress, compile_targets, needed_bytes, no_progress
+from .compile import (
+    Compiled,
+    CompileRequest,
+    Progress,
+    clear_failure_logs,
+    compile_targets,
+    needed_bytes,
+    no_progress,
+)
 from .engine_dir import Work, carry_over, describe_file, destination, replacing
 from .engine_manifest import limits_entry, make_manifest, target_entry
 from .limits import Limits, make_limits
@@ -95,6 +103,7 @@ def build_engine(
     }
     failures: dict[str, Error] = {}
     with replacing(out) as work:
+        clear_failure_logs(out)
         old = _old_manifest(out, plan, fingerprint, force)
         kept, lost = _reusable(old, plan, keys, force)
         tokenizer = _write_tokenizer(plan.checkpoint, work.path)

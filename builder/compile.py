@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint
 from .graph import build_graph
 from .limits import Limits
 from .precision import Precision
-from .targets.registry import Target, compiler_version, compute_dtype
+from .targets.registry import Target, compiler_version, compute_dtype, target_names
 
 Progress = Callable[[str, str, int, int], None]
 """Called as (target, phase, done, in all); in all is 0 where it is not known. May come from another thread."""
@@ -184,6 +184,9 @@ def _compile_rtx(
             raise
         for target in targets:
             yield target, _attempt(lambda t=target: compiled(t, compile_many([job(t)])[0]), True)  # type: ignore[misc]
+    except BaseException:  # interrupted: there is no failure to look into
+        clear_failure_logs(request.out)
+        raise
     else:
         for target, result in zip(targets, results, strict=True):
             yield target, compiled(target, result)
@@ -192,6 +195,12 @@ def _compile_rtx(
 def failure_log(out: pathlib.Path, target: str) -> pathlib.Path:
     """Return where a GPU compiler's log goes; it stays there when the compile fails."""
     return out.with_name(f"{out.name}.{target}.log")
+
+
+def clear_failure_logs(out: pathlib.Path) -> None:
+    """Remove the logs that earlier builds of this directory left."""
+    for name in target_names():
+        failure_log(out, name).unlink(missing_ok=True)
 
 
 def weight_bytes(model: ir.Model) -> dict[str, int]:

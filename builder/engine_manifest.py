@@ -134,11 +134,17 @@ def target_entry(
         kv_dtype=compute,
         activation_quantization=activation_quantization(target, recipe),
         inputs=_inputs(target, spec, plan.limits, recipe),
+        profiles=_profiles(result.flags),
         files=tuple(describe_file(work, path) for path in result.files),
         flags=result.flags,
         key=key,
         seconds=round(result.seconds, 3),
     )
+
+
+def _profiles(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a compiler's flag profiles=A+B lists."""
+    return tuple(name for flag in flags if flag.startswith("profiles=") for name in flag[9:].split("+"))
 
 
 def _inputs(target: Target, spec: DecoderSpec, limits: Limits, recipe: Precision) -> tuple[TensorEntry, ...]:

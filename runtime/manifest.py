@@ -136,6 +136,7 @@ class TargetEntry(Fields):
     sm : compute capabilities the plan runs on, e.g. ("sm89",); () = no GPU
     token_layout : "packed" steps are [T]; "rectangular" ones are [B, S], padded on the side away from row_alignment
     inputs : what the plan takes besides the pools, which the graph contract names
+    profiles : the plan's optimization profiles in the order of their index, () where it has none
     activation_quantization : how activations meet quantized weights
     key : hash of everything that went into the plan; equal keys = the same plan
     seconds : time of the compilation
@@ -150,6 +151,7 @@ class TargetEntry(Fields):
     activation_quantization: str = read.one_of(*ACTIVATION_QUANTIZATIONS)
     row_alignment: str = read.one_of(*ROW_ALIGNMENTS)
     inputs: tuple[TensorEntry, ...] = read.entries(TensorEntry)
+    profiles: tuple[str, ...] = read.texts()
     files: tuple[FileEntry, ...] = read.entries(FileEntry)
     flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
     key: str = read.sha256()

@@ -383,6 +383,25 @@ def test_two_builds_at_once(
     load_manifest(out).check_files(hashes=True)
 
 
+@pytest.mark.parametrize("event", [BuildError("no plan"), KeyboardInterrupt()])
+def test_the_log_of_a_failure_stays_beside(
+    checkpoint: pathlib.Path, out: pathlib.Path, monkeypatch: pytest.MonkeyPatch, event: BaseException
+) -> None:
+    from plansmith.builder.targets.rtx import schedule
+
+    def compile_many(jobs: list[schedule.CompileJob], max_workers: int | None = None) -> Any:
+        jobs[0].log_path.write_text("the compiler's words")
+        raise event
+
+    monkeypatch.setattr(schedule, "compile_many", compile_many)
+    with pytest.raises(type(event)):
+        build(checkpoint, out, "cpu,sm89", precision="int8")
+    left = [path.name for path in out.parent.iterdir()]
+    assert left == (["engine.sm89.log"] if isinstance(event, BuildError) else [])
+    build(checkpoint, out, precision="int8")
+    assert list(out.parent.iterdir()) == [out]
+
+
 def test_a_real_gpu_plan(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     report = build(checkpoint, out, "cpu,sm89", precision="int8")
@@ -392,4 +411,5 @@ def test_a_real_gpu_plan(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
     target = manifest.targets["sm89"]
     assert target.sm == ("sm89",) and "compute_capability=sm89" in target.flags
     assert target.files[0].size > 100_000
+    assert target.profiles == ("decode", "prefill")
     assert list(out.parent.iterdir()) == [out]

@@ -37,6 +37,7 @@ def sample(root: pathlib.Path) -> m.Manifest:
         kv_dtype="float32",
         activation_quantization="none",
         row_alignment="none",
+        profiles=(),
         inputs=(m.TensorEntry(name="input_ids", dtype="int32", dims=("T",)),),
         files=(entry_of(root, "targets/cpu/model.plan", PLAN),),
         flags=(),
