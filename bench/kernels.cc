@@ -180,6 +180,7 @@ void BenchAttention(const KernelTable& kernels, ThreadPool* pool, const Peaks& p
     AttentionBench b = {&kernels, &work, &batch, {}, {}, {0}};
     b.args.k_pool = k.as<float>();
     b.args.v_pool = v.as<float>();
+    b.args.block_stride = static_cast<size_t>(kv_heads * dim * block);
     b.args.block_size = block;
     b.args.head_dim = dim;
     b.args.num_kv_heads = kv_heads;

@@ -69,7 +69,7 @@ void WriteKv(const KvWriteArgs& args, const BatchPlaces& places, uint32_t row_be
   for (uint32_t row = row_begin; row < row_end; ++row) {
     const KvPlace place = places.place(row);
     for (uint32_t h = 0; h < args.num_kv_heads; ++h) {
-      const size_t head = (static_cast<size_t>(place.block) * args.num_kv_heads + h) * size * dim;
+      const size_t head = place.block * args.block_stride + h * size * dim;
       const float* k = args.k + row * args.k_stride + h * dim;
       float* k_to = args.k_pool + head + place.offset;
       for (size_t d = 0; d < dim; ++d) k_to[d * size] = k[d];

@@ -23,7 +23,7 @@ class AttentionWork {
   uint32_t num_heads() const { return num_heads_; }
   uint32_t num_items() const { return static_cast<uint32_t>(num_tiles_) * items_per_tile_; }
 
-  // Attends item `idx`. `args` holds the op's pools, views and numbers; q and out point to row 0.
+  // Attends item `idx`. `args` holds the op's pool, views and numbers; q and out point to row 0.
   void Run(const KernelTable& kernels, const psm_batch& batch, uint32_t idx,
            AttentionArgs args) const;
 
@@ -51,8 +51,9 @@ struct KvWriteArgs {
   size_t k_stride;
   const float* v;
   size_t v_stride;
-  float* k_pool;  // [num_blocks][KVH][D][BS]
-  float* v_pool;  // [num_blocks][KVH][BS][D]
+  float* k_pool;        // of block 0 and this layer: [KVH][D][BS]
+  float* v_pool;        // [KVH][BS][D]
+  size_t block_stride;  // floats from one block to the next
   uint32_t num_kv_heads;
   uint32_t head_dim;
   uint32_t block_size;

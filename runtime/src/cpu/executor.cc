@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/executor.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #include <algorithm>
@@ -56,10 +57,7 @@ psm_model_info Executor::Describe() const {
   info.max_input_len = h.max_input_len;
   info.max_seq_len = h.max_seq_len;
   info.tokens_per_block = h.tokens_per_block;
-  info.kv_bytes_per_block = 2ull * sizeof(float) * static_cast<uint64_t>(h.num_layers) *
-                            static_cast<uint64_t>(h.num_kv_heads) *
-                            static_cast<uint64_t>(h.tokens_per_block) *
-                            static_cast<uint64_t>(h.head_dim);
+  info.kv_bytes_per_block = sizeof(float) * kv_block_floats();
   return info;
 }
 
@@ -71,18 +69,32 @@ void Executor::Open(int32_t num_blocks) {
     throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
                       Format("num_blocks is %d, wanted at least 1", num_blocks));
   }
-  const PlanHeader& h = plan_->header();
-  const size_t bytes = static_cast<size_t>(Describe().kv_bytes_per_block) /
-                           static_cast<size_t>(2 * h.num_layers) * static_cast<size_t>(num_blocks) +
-                       kSlack;
-  std::vector<Pages> k, v;
-  for (int32_t layer = 0; layer < h.num_layers; ++layer) {
-    k.emplace_back(bytes, "the K pool of a layer");
-    v.emplace_back(bytes, "the V pool of a layer");
+  const size_t most = (SIZE_MAX - kSlack) / sizeof(float) / static_cast<size_t>(num_blocks);
+  if (kv_block_floats() > most) {
+    throw StatusError(
+        PSM_ERROR_OUT_OF_MEMORY,
+        Format("%d KV blocks of %zu bytes are more than the machine can address; open "
+               "with fewer",
+               num_blocks, kv_block_floats() * sizeof(float)));
   }
-  places_ = std::make_unique<BatchPlaces>(h, num_blocks);
-  k_pools_ = std::move(k);
-  v_pools_ = std::move(v);
+  const size_t floats = kv_block_floats() * static_cast<size_t>(num_blocks);
+  Pages pool(floats * sizeof(float) + kSlack, "the KV pool");
+  places_ = std::make_unique<BatchPlaces>(plan_->header(), num_blocks);
+  kv_pool_ = std::move(pool);
+}
+
+size_t Executor::kv_layer_floats() const {
+  const PlanHeader& h = plan_->header();
+  return static_cast<size_t>(h.num_kv_heads) * static_cast<size_t>(h.head_dim) *
+         static_cast<size_t>(h.tokens_per_block);
+}
+
+size_t Executor::kv_block_floats() const {
+  return 2 * kv_layer_floats() * static_cast<size_t>(plan_->header().num_layers);
+}
+
+float* Executor::KvOfLayer(int32_t layer) const {
+  return kv_pool_.as<float>() + 2 * kv_layer_floats() * static_cast<size_t>(layer);
 }
 
 void Executor::AllocateSlots() {
@@ -275,10 +287,10 @@ void Executor::RunLinear(const Phase& phase, uint32_t num_rows) {
 void Executor::RunAttention(const Phase& phase, int thread_idx) {
   const OpRecord& op = *phase.op;
   const PlanHeader& h = plan_->header();
-  const size_t layer = static_cast<size_t>(op.i[3]);
   AttentionArgs a = {};
-  a.k_pool = k_pools_[layer].as<float>();
-  a.v_pool = v_pools_[layer].as<float>();
+  a.k_pool = KvOfLayer(op.i[3]);
+  a.v_pool = a.k_pool + kv_layer_floats();
+  a.block_stride = kv_block_floats();
   a.block_size = static_cast<uint32_t>(h.tokens_per_block);
   a.head_dim = static_cast<uint32_t>(h.head_dim);
   a.num_kv_heads = static_cast<uint32_t>(h.num_kv_heads);
@@ -310,13 +322,14 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
   const float* in = has_input ? ViewData(op.in[0]) + row_begin * in_stride : nullptr;
   if (phase.code == kPhaseWriteKv) {
     const PlanHeader& h = plan_->header();
-    const size_t layer = static_cast<size_t>(op.i[3]);
+    float* pool = KvOfLayer(op.i[3]);
     const KvWriteArgs a = {ViewData(op.in[1]),
                            Stride(op.in[1]),
                            ViewData(op.in[2]),
                            Stride(op.in[2]),
-                           k_pools_[layer].as<float>(),
-                           v_pools_[layer].as<float>(),
+                           pool,
+                           pool + kv_layer_floats(),
+                           kv_block_floats(),
                            static_cast<uint32_t>(h.num_kv_heads),
                            static_cast<uint32_t>(h.head_dim),
                            static_cast<uint32_t>(h.tokens_per_block)};

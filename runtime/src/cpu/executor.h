@@ -44,6 +44,10 @@ class Executor {
   float* ViewData(const View& view) const;
   size_t Stride(const View& view) const { return strides_[static_cast<size_t>(view.slot)]; }
   void SizeQuantBuffers();
+  // K of a layer in block 0; V lies kv_layer_floats() behind it.
+  float* KvOfLayer(int32_t layer) const;
+  size_t kv_layer_floats() const;
+  size_t kv_block_floats() const;
 
   void RunStep(int thread_idx);
   void RunPhase(const Phase& phase, int thread_idx);
@@ -57,9 +61,11 @@ class Executor {
   std::vector<size_t> strides_;  // of slots, floats
   std::vector<Pages> slots_;
   Pages quantized_, quant_scales_, quant_sums_;
-  size_t quant_stride_ = 0;               // bytes of a row
-  size_t quant_scales_per_row_ = 0;       // most of any op
-  std::vector<Pages> k_pools_, v_pools_;  // [L]
+  size_t quant_stride_ = 0;          // bytes of a row
+  size_t quant_scales_per_row_ = 0;  // most of any op
+  // [num_blocks][L][K, V][KVH * D * BS]: a block of all layers is one piece of memory, so that few
+  // blocks touch few huge pages.
+  Pages kv_pool_;
   std::vector<AttentionWork> attention_;  // one for each number of heads in the plan
   std::vector<Pages> attention_scratch_;  // [threads]
   std::vector<Phase> phases_;

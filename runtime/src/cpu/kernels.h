@@ -48,9 +48,10 @@ struct LinearArgs {
 };
 
 struct AttentionArgs {
-  const float*
-      k_pool;  // one layer: [num_blocks][KVH][D][BS], so that 16 positions of one d are a vector
-  const float* v_pool;    // one layer: [num_blocks][KVH][BS][D]
+  // One layer's part of block 0; that of the next block lies block_stride floats behind it.
+  const float* k_pool;  // [KVH][D][BS], so that 16 positions of one d are a vector
+  const float* v_pool;  // [KVH][BS][D]
+  size_t block_stride;
   const int32_t* blocks;  // block of each block_size positions of the sequence
   uint32_t block_size;    // BS, a power of two
   uint32_t head_dim;      // D

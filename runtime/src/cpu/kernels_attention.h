@@ -37,12 +37,12 @@ struct Unit {
 // Positions [base, base + n) of the sequence, cut where a block or a vector ends.
 inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* unit) {
   const uint32_t step = a.block_size < kLanes ? a.block_size : kLanes;
-  const size_t block_floats = static_cast<size_t>(a.head_dim) * a.block_size;
+  const size_t head_floats = static_cast<size_t>(a.head_dim) * a.block_size;
   uint32_t num = 0;
   for (uint32_t i = 0; i < n; i += step) {
     const uint32_t pos = base + i;
     const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
-    const float* k = a.k_pool + (block * a.num_kv_heads + a.kv_head) * block_floats;
+    const float* k = a.k_pool + block * a.block_stride + a.kv_head * head_floats;
     unit->pieces[num++] = {k + pos % a.block_size, i};
   }
   if (num % 2 != 0) {  // pieces go in pairs; the odd one is computed twice
@@ -146,8 +146,8 @@ inline void AddValues(const AttentionArgs& a, uint32_t base, uint32_t begin, uin
     const uint32_t in_block = pos % a.block_size;
     const uint32_t left = a.block_size - in_block;
     const uint32_t stop = left < end - j ? j + left : end;
-    const float* v = a.v_pool + column +
-                     ((block * a.num_kv_heads + a.kv_head) * a.block_size + in_block) * a.head_dim;
+    const size_t in_head = (static_cast<size_t>(a.kv_head) * a.block_size + in_block) * a.head_dim;
+    const float* v = a.v_pool + block * a.block_stride + in_head + column;
     for (; j < stop; ++j, v += a.head_dim) {
       const V x = VSet1(p[j]);
       for (uint32_t i = 0; i < N; ++i) sum[i] = VFma(x, VLoad(v + i * kLanes), sum[i]);
@@ -160,7 +160,7 @@ inline void AddValues(const AttentionArgs& a, uint32_t base, uint32_t begin, uin
 // behind them.
 inline void AddAllValues(const AttentionArgs& a, uint32_t base, uint32_t begin, uint32_t end,
                          const float* p, float factor, float* acc) {
-  constexpr uint32_t kWide = kLanes == 16 ? 8 : 8;
+  constexpr uint32_t kWide = 8;
   const uint32_t vectors = (a.head_dim + kLanes - 1) / kLanes;
   uint32_t i = 0;
   for (; i + kWide <= vectors; i += kWide) {

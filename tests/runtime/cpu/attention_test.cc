@@ -65,6 +65,7 @@ std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector
   const Case& c = s.c;
   const size_t width = static_cast<size_t>(c.heads) * c.dim,
                kv_width = static_cast<size_t>(c.kv_heads) * c.dim;
+  const size_t block_stride = kv_width * c.block;
   std::vector<float> out(s.q.size());
   const PlanHeader model = ModelOf(c);
   BatchPlaces places(model, static_cast<int32_t>(s.table.size()));
@@ -88,12 +89,13 @@ std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector
     places.Set(batch);
     const size_t first = static_cast<size_t>(done);
     WriteKv({s.k.data() + first * kv_width, kv_width, s.v.data() + first * kv_width, kv_width,
-             s.k_pool.data(), s.v_pool.data(), c.kv_heads, c.dim, c.block},
+             s.k_pool.data(), s.v_pool.data(), block_stride, c.kv_heads, c.dim, c.block},
             places, 0, static_cast<uint32_t>(n));
     work.Set(batch);
     AttentionArgs a = {};
     a.k_pool = s.k_pool.data();
     a.v_pool = s.v_pool.data();
+    a.block_stride = block_stride;
     a.block_size = c.block;
     a.head_dim = c.dim;
     a.num_kv_heads = c.kv_heads;

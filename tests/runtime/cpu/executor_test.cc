@@ -242,6 +242,24 @@ void CheckApi(const std::string& path) {
   executor.close(executor.self);
 }
 
+// Pools far beyond any address space; the executor stays usable.
+void CheckOutOfMemory() {
+  TinyShape shape;
+  shape.heads = shape.kv_heads = 8;
+  shape.dim = shape.block = shape.max_len = 256;
+  TinyModel model(shape);
+  const TempFile file;
+  file.Write(model.plan.Bytes());
+  psm_executor executor;
+  CHECK_OK(psm_cpu_executor_create(file.path().c_str(), nullptr, &executor));
+  CHECK(executor.open(executor.self, INT32_MAX) == PSM_ERROR_OUT_OF_MEMORY);
+  CHECK_OK(executor.open(executor.self, 6));
+  BatchArrays arrays;
+  const float* logits;
+  CHECK_OK(executor.step(executor.self, arrays.Get(), &logits));
+  executor.close(executor.self);
+}
+
 }  // namespace
 
 int main() {
@@ -254,5 +272,6 @@ int main() {
   file.Write(model.plan.Bytes());
   CheckBadBatches(file.path());
   CheckApi(file.path());
+  CheckOutOfMemory();
   return 0;
 }
