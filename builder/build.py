@@ -9,14 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..runtime.errors import BuildError, EngineFileError, Error, InvalidArgumentError
-from ..runtime.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    TargetEntry,
-    TokenizerEntry,
-    hash_entries,
-    load_manifest,
-)
+from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_entries, load_manifest
+from ..runtime.manifest_entries import TargetEntry, TokenizerEntry
 from .build_key import target_key
 from .build_report import BuildReport, TargetReport, read_targets
 from .checkpoint import Checkpoint, open_checkpoint

@@ -10,7 +10,7 @@ import pathlib
 import platform
 from typing import Any
 
-from ..runtime.manifest import HostEntry
+from ..runtime.manifest_entries import HostEntry
 
 REPORT_NAME = "build_report.json"
 LOG_TAIL_LINES = 20

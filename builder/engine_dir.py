@@ -17,7 +17,8 @@ import shutil
 from collections.abc import Iterator
 
 from ..runtime.errors import BuildError, EngineFileError, InvalidArgumentError, OutOfMemoryError
-from ..runtime.manifest import MANIFEST_NAME, FileEntry, hash_file
+from ..runtime.manifest import MANIFEST_NAME, hash_file
+from ..runtime.manifest_entries import FileEntry
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 AT_FDCWD = -100

@@ -8,12 +8,11 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..runtime.manifest import (
-    SCHEMA_VERSION,
+from ..runtime.manifest import SCHEMA_VERSION, Manifest
+from ..runtime.manifest_entries import (
     CheckpointEntry,
     GraphContractEntry,
     LimitsEntry,
-    Manifest,
     ModelEntry,
     TargetEntry,
     TensorEntry,

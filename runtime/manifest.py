@@ -18,6 +18,16 @@ from typing import Any
 
 from . import manifest_fields as read
 from .errors import EngineFileError
+from .manifest_entries import (
+    CheckpointEntry,
+    FileEntry,
+    GraphContractEntry,
+    HostEntry,
+    LimitsEntry,
+    ModelEntry,
+    TargetEntry,
+    TokenizerEntry,
+)
 from .manifest_fields import Fields, to_json
 
 MANIFEST_NAME = "manifest.json"
@@ -26,136 +36,6 @@ GRAPH_CONTRACT_VERSION = (
     1  # of the graphs this runtime can drive; builder/graph/contract.py has the same number
 )
 MAX_MANIFEST_BYTES = 16 << 20
-
-TOKEN_LAYOUTS = ("packed", "rectangular")
-FLOAT_TYPES = ("float32", "float16", "bfloat16")
-ROW_ALIGNMENTS = ("none", "right")
-ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8")
-
-
-@dataclasses.dataclass(frozen=True)
-class FileEntry(Fields):
-    """A file of the engine: path relative to the directory, size in bytes, sha256 in hex."""
-
-    path: str = read.relative_path()
-    size: int = read.integer(0)
-    sha256: str = read.sha256()
-
-
-@dataclasses.dataclass(frozen=True)
-class HostEntry(Fields):
-    """Where the engine was built. For people; nothing depends on it."""
-
-    os: str = read.text()
-    machine: str = read.text()
-    cpu: str = read.text()
-    cpus: int = read.integer(1)
-    memory_bytes: int = read.integer(0)
-    python: str = read.text()
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelEntry(Fields):
-    """The decoder in numbers: enough to size a KV cache and to check token ids."""
-
-    family: str = read.text()
-    architecture: str = read.text()
-    vocab_size: int = read.integer(1, 1 << 24)
-    hidden_size: int = read.integer(1, 1 << 20)
-    intermediate_size: int = read.integer(1, 1 << 22)
-    num_layers: int = read.integer(1, 4096)
-    num_heads: int = read.integer(1, 4096)
-    num_kv_heads: int = read.integer(1, 4096)
-    head_dim: int = read.integer(1, 4096)
-    max_position_embeddings: int = read.integer(1, 1 << 28)
-    windows: tuple[int, ...] = read.integers(0, 1 << 28)  # a layer's sliding window, 0 = none
-    num_parameters: int = read.integer(1)
-    dtype: str = read.text()  # the checkpoint's own
-    bos_token_id: int | None = read.optional_integer(0, 1 << 24)
-    eos_token_ids: tuple[int, ...] = read.integers(0, 1 << 24)
-    pad_token_id: int | None = read.optional_integer(0, 1 << 24)
-
-    def kv_bytes_per_token(self, kv_dtype: str) -> int:
-        """Return the bytes that one position holds over all layers, K and V together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * (4 if kv_dtype == "float32" else 2)
-
-
-@dataclasses.dataclass(frozen=True)
-class LimitsEntry(Fields):
-    """The limits the engine was built for, inclusive; the names are trtllm-build's."""
-
-    max_batch_size: int = read.integer(1, 1 << 20)
-    max_num_tokens: int = read.integer(1, 1 << 24)
-    max_input_len: int = read.integer(1, 1 << 28)
-    max_seq_len: int = read.integer(2, 1 << 28)
-    max_beam_width: int = read.integer(1, 1024)
-    tokens_per_block: int = read.integer(1, 1 << 16)
-    kv_cache_type: str = read.one_of("paged")
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerEntry(Fields):
-    """The tokenizer's files and one hash over all of them."""
-
-    files: tuple[FileEntry, ...] = read.entries(FileEntry)
-    sha256: str = read.sha256()
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphContractEntry(Fields):
-    """Names of the graph's inputs and outputs; `{layer}` stands for 0..L-1."""
-
-    version: int = read.integer(1, 1 << 16)
-    inputs: tuple[str, ...] = read.texts()
-    outputs: tuple[str, ...] = read.texts()
-    pool_inputs: tuple[str, ...] = read.texts()
-    pool_outputs: tuple[str, ...] = read.texts()
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointEntry(Fields):
-    """What the engine was built from. `path` is where it was then, and need not exist any more."""
-
-    path: str = read.text()
-    fingerprint: str = read.text()
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorEntry(Fields):
-    """An input of a plan: its name, its type, its dimensions (numbers, or names where they are free)."""
-
-    name: str = read.text()
-    dtype: str = read.one_of("int32", *FLOAT_TYPES)
-    dims: tuple[str, ...] = read.texts()
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetEntry(Fields):
-    """One compiled plan.
-
-    sm : compute capabilities the plan runs on, e.g. ("sm89",); () = no GPU
-    token_layout : "packed" steps are [T]; "rectangular" ones are [B, S], padded on the side away from row_alignment
-    inputs : what the plan takes besides the pools, which the graph contract names
-    profiles : the plan's optimization profiles in the order of their index, () where it has none
-    activation_quantization : how activations meet quantized weights
-    key : hash of everything that went into the plan; equal keys = the same plan
-    seconds : time of the compilation
-    """
-
-    compiler: str = read.text()
-    compiler_version: str = read.text()
-    sm: tuple[str, ...] = read.texts()
-    token_layout: str = read.one_of(*TOKEN_LAYOUTS)
-    compute_dtype: str = read.one_of(*FLOAT_TYPES)
-    kv_dtype: str = read.one_of(*FLOAT_TYPES)
-    activation_quantization: str = read.one_of(*ACTIVATION_QUANTIZATIONS)
-    row_alignment: str = read.one_of(*ROW_ALIGNMENTS)
-    inputs: tuple[TensorEntry, ...] = read.entries(TensorEntry)
-    profiles: tuple[str, ...] = read.texts()
-    files: tuple[FileEntry, ...] = read.entries(FileEntry)
-    flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
-    key: str = read.sha256()
-    seconds: float = read.number(0)
 
 
 @dataclasses.dataclass(frozen=True)

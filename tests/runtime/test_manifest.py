@@ -12,23 +12,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plansmith.builder.graph import contract
 from plansmith.runtime import manifest as m
+from plansmith.runtime import manifest_entries as e
 from plansmith.runtime.errors import EngineFileError
 
 PLAN = b"PSMPLAN\0" + bytes(range(256)) * 4
 TOKENIZER = b'{"model": {}}'
 
 
-def entry_of(root: pathlib.Path, name: str, data: bytes) -> m.FileEntry:
+def entry_of(root: pathlib.Path, name: str, data: bytes) -> e.FileEntry:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return m.FileEntry(path=name, size=len(data), sha256=m.hash_file(path))
+    return e.FileEntry(path=name, size=len(data), sha256=m.hash_file(path))
 
 
 def sample(root: pathlib.Path) -> m.Manifest:
     """Write a small engine directory and return its manifest."""
     tokenizer = (entry_of(root, "tokenizer/tokenizer.json", TOKENIZER),)
-    target = m.TargetEntry(
+    target = e.TargetEntry(
         compiler="plansmith-cpu",
         compiler_version="1",
         sm=(),
@@ -38,7 +39,7 @@ def sample(root: pathlib.Path) -> m.Manifest:
         activation_quantization="none",
         row_alignment="none",
         profiles=(),
-        inputs=(m.TensorEntry(name="input_ids", dtype="int32", dims=("T",)),),
+        inputs=(e.TensorEntry(name="input_ids", dtype="int32", dims=("T",)),),
         files=(entry_of(root, "targets/cpu/model.plan", PLAN),),
         flags=(),
         key="0" * 64,
@@ -48,10 +49,10 @@ def sample(root: pathlib.Path) -> m.Manifest:
         schema_version=m.SCHEMA_VERSION,
         plansmith_version="0.1.0",
         created="2026-01-31T12:00:00Z",
-        host=m.HostEntry(
+        host=e.HostEntry(
             os="Linux", machine="x86_64", cpu="cpu", cpus=2, memory_bytes=1 << 34, python="3.11"
         ),
-        model=m.ModelEntry(
+        model=e.ModelEntry(
             family="llama",
             architecture="LlamaForCausalLM",
             vocab_size=96,
@@ -70,7 +71,7 @@ def sample(root: pathlib.Path) -> m.Manifest:
             pad_token_id=0,
         ),
         precision="int8",
-        limits=m.LimitsEntry(
+        limits=e.LimitsEntry(
             max_batch_size=4,
             max_num_tokens=64,
             max_input_len=64,
@@ -79,15 +80,15 @@ def sample(root: pathlib.Path) -> m.Manifest:
             tokens_per_block=8,
             kv_cache_type="paged",
         ),
-        tokenizer=m.TokenizerEntry(files=tokenizer, sha256=m.hash_entries(tokenizer)),
-        graph_contract=m.GraphContractEntry(
+        tokenizer=e.TokenizerEntry(files=tokenizer, sha256=m.hash_entries(tokenizer)),
+        graph_contract=e.GraphContractEntry(
             version=m.GRAPH_CONTRACT_VERSION,
             inputs=("input_ids",),
             outputs=("logits",),
             pool_inputs=("k_pool.{layer}",),
             pool_outputs=("k_pool_out.{layer}",),
         ),
-        checkpoint=m.CheckpointEntry(path="/models/tiny", fingerprint="f" * 64),
+        checkpoint=e.CheckpointEntry(path="/models/tiny", fingerprint="f" * 64),
         targets={"cpu": target},
         root=root,
     )
