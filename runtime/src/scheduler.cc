@@ -55,8 +55,7 @@ const StepPlan& Scheduler::Next() {
   context_cut_ = false;
   ScheduleGeneration();
   ScheduleContext();
-  // What was paused for this step would only come straight back.
-  if (plan_.num_paused == 0) StartWaiting();
+  StartWaiting();
   if (plan_.empty() && !idle()) {
     throw StatusError(PSM_ERROR_INTERNAL,
                       Format("scheduler: %zu running and %zu waiting requests, but none can run",
@@ -84,15 +83,9 @@ void Scheduler::ScheduleContext() {
   for (size_t i = 0; i < running_.size() && budget_ > 0 && !context_cut_; ++i) {
     Request* request = running_[i];
     if (!request->in_context()) continue;
-    int32_t chunk = ContextChunk(*request);
-    // While others make progress a context without blocks can wait for theirs. When nothing else
-    // runs, it must get some: this is what rules out that several half-read prompts block each
-    // other.
-    while (chunk == 0 && plan_.empty() && running_.back() != request) {
-      PauseLast();
-      chunk = ContextChunk(*request);
-    }
-    if (chunk == 0) return;
+    const int32_t chunk = ContextChunk(*request);
+    if (chunk == 0)
+      return;  // no block is left: the generating requests end or pause before it can go on
     AddContext(request, chunk);
   }
 }
@@ -142,14 +135,10 @@ bool Scheduler::CanStart(const Request& request) const {
   if (config_.policy == PSM_GUARANTEED_NO_EVICT) {
     return reserved_blocks_ + FullLengthBlocks(request) <= kv_->num_blocks();
   }
-  // Its whole context must fit beside the rest of the contexts that are under way; to start on less
-  // would mostly be work thrown away by the next pause.
-  int64_t wanted = kv_->BlocksFor(request.num_tokens());
-  for (const Request* other : running_) {
-    if (!other->in_context()) continue;
-    wanted += kv_->BlocksFor(other->context_end) - static_cast<int64_t>(other->kv.blocks.size());
-  }
-  return wanted <= kv_->num_free();
+  // Its whole context, or the next pause would mostly throw work away. Only one context at a time
+  // is half-read (a cut one ends its step's context), so contexts cannot block each other: what it
+  // lacks, generating requests hold.
+  return kv_->BlocksFor(request.num_tokens()) <= kv_->num_free();
 }
 
 void Scheduler::Start(Request* request) {

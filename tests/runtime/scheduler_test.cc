@@ -68,6 +68,9 @@ struct World {
         if (request->num_output() == request->max_tokens) done.push_back(request);
       }
     }
+    int num_half_read = 0;  // what rules out that half-read contexts block each other
+    for (const Request* request : scheduler.running()) num_half_read += request->in_context();
+    CHECK(num_half_read <= 1);
     for (Request* request : done) {
       scheduler.Remove(request);
       request->state = RequestState::kRetired;
@@ -182,6 +185,16 @@ void TestMaxUtilization() {
   CHECK(second->num_output() == 12 && w.kv.num_used() == 0);
 }
 
+// A context waits for the blocks of all of it, not of its first chunk.
+void TestContextStartsWhole() {
+  World w(6, Config(PSM_MAX_UTILIZATION, 8, 8));
+  w.Add(8, 6);
+  w.Add(20, 4);  // 5 blocks, in chunks of 2
+  CHECK(w.Step() == "c1:8");
+  for (int i = 0; i < 5; ++i) CHECK(w.Step() == "g1");  // 4 or fewer blocks are free
+  CHECK(w.Step() == "c2:8");
+}
+
 // The victim is the lowest priority, whoever started last.
 void TestPausesByPriority() {
   World w(6, Config(PSM_MAX_UTILIZATION, 8, 32));
@@ -265,6 +278,7 @@ int main() {
   TestBatchLimitAndPriority();
   TestGuaranteedNoEvict();
   TestMaxUtilization();
+  TestContextStartsWhole();
   TestPausesByPriority();
   TestRecomputeOutgrowsBudget();
   TestRandomLoads();
