@@ -186,6 +186,7 @@ def _transformers_logits(checkpoint: Checkpoint, sequences: Sequence[Sequence[in
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     path = checkpoint.path
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     if path.is_file():
