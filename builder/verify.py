@@ -186,7 +186,8 @@ def _transformers_logits(checkpoint: Checkpoint, sequences: Sequence[Sequence[in
     import torch
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
+    quiet: Callable[[], None] = transformers.utils.logging.disable_progress_bar
+    quiet()
     path = checkpoint.path
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     if path.is_file():
