@@ -227,6 +227,48 @@ static void test_logprobs(void) {
   stop(&f);
 }
 
+/* Against the formula, written out: counts of every token over prompt and output. */
+static void test_penalties_follow_the_output(void) {
+  fixture f;
+  prepare(&f);
+  f.options.max_num_tokens = 3; /* chunks */
+  start(&f);
+  psm_request request = greedy(5, 60);
+  request.repetition_penalty = 1.5f;
+  request.presence_penalty = 0.25f;
+  request.frequency_penalty = 0.5f;
+  submit(&f, &request);
+  run(&f);
+  psm_event events[64];
+  CHECK(poll_now(&f, events, 64) == 61);
+  int32_t history[65];
+  int32_t in_prompt[101] = {0}, in_output[101] = {0};
+  for (int i = 0; i < 5; ++i) {
+    history[i] = ramp[i];
+    in_prompt[ramp[i]] = 1;
+  }
+  int num_changed = 0;
+  for (int32_t i = 0; i < 60; ++i) {
+    float logits[101];
+    fake_logits(history, 5 + i, 101, logits);
+    int32_t raw = 0, best = 0;
+    for (int32_t v = 1; v < 101; ++v) raw = logits[v] > logits[raw] ? v : raw;
+    for (int32_t v = 0; v < 101; ++v) {
+      if (in_prompt[v] || in_output[v]) {
+        logits[v] = logits[v] > 0.0f ? logits[v] / 1.5f : logits[v] * 1.5f;
+      }
+      if (in_output[v]) logits[v] -= 0.25f + 0.5f * (float)in_output[v];
+      best = logits[v] > logits[best] ? v : best;
+    }
+    CHECK(events[i].token_id == best);
+    num_changed += raw != best;
+    history[5 + i] = best;
+    ++in_output[best];
+  }
+  CHECK(num_changed > 5); /* or nothing was tested */
+  stop(&f);
+}
+
 static void test_cancel(void) {
   fixture f;
   prepare(&f);
@@ -491,6 +533,25 @@ static void test_model_info(void) {
   stop(&f);
 }
 
+/* What a step has started no longer waits, also while that step takes long. */
+static void test_queue_moves_before_the_step_ends(void) {
+  fixture f;
+  prepare(&f);
+  f.options.manual_step = 0;
+  f.options.max_queue_size = 1;
+  start(&f);
+  f.fake.step_sleep_us = 700000;
+  psm_request request = greedy(5, 1);
+  submit(&f, &request);
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  do {
+    CHECK_OK(psm_engine_get_stats(f.engine, &stats));
+  } while (stats.num_queued_requests > 0);
+  CHECK(stats.iter == 0); /* its step is not over */
+  submit(&f, &request);
+  stop(&f);
+}
+
 static void test_own_thread(void) {
   fixture f;
   prepare(&f);
@@ -522,6 +583,7 @@ int main(void) {
   test_event_fd_and_wake();
   test_end_ids_stop_words_min_tokens();
   test_logprobs();
+  test_penalties_follow_the_output();
   test_cancel();
   test_cancel_paused();
   test_deadlines();
@@ -530,6 +592,7 @@ int main(void) {
   test_shutdown();
   test_statistics();
   test_model_info();
+  test_queue_moves_before_the_step_ends();
   test_own_thread();
   return 0;
 }

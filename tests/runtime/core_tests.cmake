@@ -1,7 +1,7 @@
 # Tests of the scheduler, the KV cache, sampling and the C API.
 plansmith_test(header_c_test tests/runtime/header_c_test.c)
 plansmith_test(header_cc_test tests/runtime/header_cc_test.cc)
-target_compile_options(header_c_test PRIVATE -pedantic -std=c11)
+target_compile_options(header_c_test PRIVATE -pedantic)
 target_compile_options(header_cc_test PRIVATE -pedantic)
 
 plansmith_test(kv_cache_test tests/runtime/kv_cache_test.cc)
@@ -12,9 +12,23 @@ plansmith_test(event_queue_test tests/runtime/event_queue_test.cc)
 # The engine through the public API, over an executor whose logits depend on the tokens it finds in its KV blocks.
 add_library(plansmith_fake_executor OBJECT tests/runtime/fake_executor.c)
 target_include_directories(plansmith_fake_executor PUBLIC runtime/include tests/runtime)
+target_compile_options(plansmith_fake_executor PRIVATE -pedantic)
 foreach(test capi_test capi_invalid_test threads_test)
   plansmith_test(${test} tests/runtime/${test}.c)
+  target_compile_options(${test} PRIVATE -pedantic)
   target_link_libraries(${test} PRIVATE plansmith_fake_executor m)
 endforeach()
 plansmith_test(engine_test tests/runtime/engine_test.cc)
 target_link_libraries(engine_test PRIVATE plansmith_fake_executor m)
+
+# The same C program against the shared library: it exports what the header declares and lacks nothing.
+add_executable(capi_shared_test tests/runtime/capi_test.c)
+target_link_libraries(capi_shared_test PRIVATE plansmith plansmith_fake_executor m)
+add_test(NAME capi_shared_test COMMAND capi_shared_test)
+
+# A finding of a sanitizer ends the test, also where the build would let it go on.
+foreach(test header_c_test header_cc_test kv_cache_test scheduler_test sampler_test event_queue_test capi_test
+        capi_invalid_test threads_test engine_test capi_shared_test)
+  set_tests_properties(${test} PROPERTIES LABELS core ENVIRONMENT
+    "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1")
+endforeach()

@@ -271,6 +271,26 @@ void TestDistributions() {
   CheckDistribution(logits, request, p);
 }
 
+// Over equal logits the draw is the uniform number itself, of the request's seed and the output
+// position.
+void TestDrawUsesSeedAndPosition() {
+  const std::vector<float> flat(1000, 0.0f);
+  for (uint64_t seed : {uint64_t{0}, uint64_t{9}, uint64_t{1} << 40}) {
+    std::vector<int32_t> output;
+    for (uint32_t idx = 0; idx < 20; ++idx) {
+      Request request = MakeRequest({3, 4, 5}, output);
+      request.params.seed = seed;
+      const int32_t expected = static_cast<int32_t>(plansmith::UniformAt(seed, idx) * 1000.0);
+      CHECK(Token(flat, request) == expected);
+      request.params.top_k = 1000;  // all, by name
+      CHECK(Token(flat, request) == expected);
+      request.params.top_p = 0.9999999f;  // the sorted path: equal logits lie in id order
+      CHECK(std::abs(Token(flat, request) - expected) <= 1);
+      output.push_back(7);
+    }
+  }
+}
+
 void TestFilterEdges() {
   const std::vector<float> logits = {1.0f, 2.0f, 2.0f, 0.0f};
   Request request = MakeRequest({0});
@@ -412,6 +432,7 @@ int main() {
   TestBiasBadWordsMinTokens();
   TestBadRows();
   TestDistributions();
+  TestDrawUsesSeedAndPosition();
   TestFilterEdges();
   TestLargeVocabulary();
   TestLogProbs();
