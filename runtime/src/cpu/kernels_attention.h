@@ -22,10 +22,12 @@ constexpr uint32_t kUnitVectors = kAttentionUnit / kLanes;
 constexpr uint32_t kScoreQueries =
     4;  // x 2 vectors of positions: 8 sums, enough to hide an FMA's latency
 constexpr uint32_t kMaxPieces = kAttentionUnit;
+constexpr uint32_t kFewQueries = 12;  // of a tile that waits for memory rather than for arithmetic
 
 // Where 1..kLanes positions of a unit lie in the pools.
 struct Piece {
   const float* k;   // [D] rows of block_size
+  const float* v;   // rows of D
   uint32_t offset;  // in the unit
 };
 
@@ -43,7 +45,9 @@ inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* 
     const uint32_t pos = base + i;
     const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
     const float* k = a.k_pool + block * a.block_stride + a.kv_head * head_floats;
-    unit->pieces[num++] = {k + pos % a.block_size, i};
+    const float* v = a.v_pool + block * a.block_stride + a.kv_head * head_floats;
+    const uint32_t in_block = pos % a.block_size;
+    unit->pieces[num++] = {k + in_block, v + static_cast<size_t>(in_block) * a.head_dim, i};
   }
   if (num % 2 != 0) {  // pieces go in pairs; the odd one is computed twice
     unit->pieces[num] = unit->pieces[num - 1];
@@ -54,7 +58,9 @@ inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* 
 
 // scores[query][offset ...] = q . k for Q queries and two pieces. Lanes behind a piece's end hold
 // rubbish, which the next piece overwrites or the mask hides.
-template <uint32_t Q>
+// kFetch: also fetches the pieces' V, which comes next, from memory: hardware stops at each block's
+// end.
+template <uint32_t Q, bool kFetch>
 inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, const Piece* pieces,
                       float* scores, size_t scores_stride) {
   V sum[Q][2];
@@ -63,6 +69,10 @@ inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, co
   const float* k1 = pieces[1].k;
   for (uint32_t d = 0; d < head_dim; ++d) {
     const V a = VLoad(k0), b = VLoad(k1);
+    if (kFetch) {
+      __builtin_prefetch(pieces[0].v + d * kLanes);
+      __builtin_prefetch(pieces[1].v + d * kLanes);
+    }
     k0 += block_size;
     k1 += block_size;
     for (uint32_t i = 0; i < Q; ++i) {
@@ -77,29 +87,36 @@ inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, co
   }
 }
 
-inline void Scores(const float* q, uint32_t num_queries, uint32_t head_dim, uint32_t block_size,
-                   const Unit& unit, float* scores, size_t stride) {
+template <uint32_t Q = kScoreQueries>
+inline void ScoreQueries(const float* q, uint32_t num_queries, const AttentionArgs& a, bool fetch,
+                         const Piece* pair, float* scores, size_t stride) {
+  if (num_queries != Q) {
+    if constexpr (Q > 1) ScoreQueries<Q - 1>(q, num_queries, a, fetch, pair, scores, stride);
+  } else if (fetch) {
+    ScorePair<Q, true>(q, a.head_dim, a.block_size, pair, scores, stride);
+  } else {
+    ScorePair<Q, false>(q, a.head_dim, a.block_size, pair, scores, stride);
+  }
+}
+
+inline void Scores(const float* q, uint32_t num_queries, const AttentionArgs& a, const Unit& unit,
+                   float* scores, size_t stride) {
+  const bool few = num_queries <= kFewQueries;
   for (uint32_t p = 0; p < unit.num_pieces; p += 2) {
-    const Piece* pair = unit.pieces + p;
-    uint32_t i = 0;
-    for (; i + kScoreQueries <= num_queries; i += kScoreQueries) {
-      ScorePair<kScoreQueries>(q + i * head_dim, head_dim, block_size, pair, scores + i * stride,
-                               stride);
+    for (uint32_t i = 0; i < num_queries; i += kScoreQueries) {
+      const uint32_t n = num_queries - i < kScoreQueries ? num_queries - i : kScoreQueries;
+      ScoreQueries(q + i * a.head_dim, n, a, few && i == 0, unit.pieces + p, scores + i * stride,
+                   stride);
     }
-    const float* rest = q + i * head_dim;
-    float* to = scores + i * stride;
-    switch (num_queries - i) {
-      case 1:
-        ScorePair<1>(rest, head_dim, block_size, pair, to, stride);
-        break;
-      case 2:
-        ScorePair<2>(rest, head_dim, block_size, pair, to, stride);
-        break;
-      case 3:
-        ScorePair<3>(rest, head_dim, block_size, pair, to, stride);
-        break;
-      default:
-        break;
+  }
+}
+
+// Fetches rows [begin, end) of D of the unit's K.
+inline void FetchKeys(const Unit& unit, uint32_t begin, uint32_t end, uint32_t block_size) {
+  for (uint32_t p = 0; p < unit.num_pieces; ++p) {
+    const float* k = unit.pieces[p].k;
+    for (uint32_t d = begin; d < end; ++d) {
+      __builtin_prefetch(k + static_cast<size_t>(d) * block_size);
     }
   }
 }
@@ -195,12 +212,22 @@ void Attend(const AttentionArgs& a) {
   const int64_t end = static_cast<int64_t>(a.first_pos) + a.num_rows;
   const int64_t seen = a.window > 0 ? a.window : end;
   const int64_t first = a.first_pos + 1 > seen ? a.first_pos + 1 - seen : 0;
-  Unit unit;
-  for (int64_t base = first / kAttentionUnit * kAttentionUnit; base < end; base += kAttentionUnit) {
+  const auto find = [&](int64_t base, Unit* unit) {
     const int64_t n = end - base < kAttentionUnit ? end - base : kAttentionUnit;
-    FindPieces(a, static_cast<uint32_t>(base), static_cast<uint32_t>(n), &unit);
-    Scores(q, num_queries, a.head_dim, a.block_size, unit, scores, stride);
+    FindPieces(a, static_cast<uint32_t>(base), static_cast<uint32_t>(n), unit);
+  };
+  Unit units[2];
+  Unit *unit = units, *next = units + 1;
+  find(first / kAttentionUnit * kAttentionUnit, unit);
+  for (int64_t base = first / kAttentionUnit * kAttentionUnit; base < end; base += kAttentionUnit) {
+    const bool fetch = base + kAttentionUnit < end && num_queries <= kFewQueries;
+    if (base + kAttentionUnit < end) find(base + kAttentionUnit, next);
+    Scores(q, num_queries, a, *unit, scores, stride);
     for (uint32_t i = 0; i < num_queries; ++i) {
+      if (fetch) {
+        FetchKeys(*next, i * a.head_dim / num_queries, (i + 1) * a.head_dim / num_queries,
+                  a.block_size);
+      }
       const int64_t pos = a.first_pos + static_cast<int64_t>(i / a.num_heads);
       const int64_t from = (a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0) - base;
       const int64_t to = pos + 1 - base;
@@ -211,6 +238,9 @@ void Attend(const AttentionArgs& a) {
       const float factor = SoftmaxUnit(p, lo, hi, a.softcap, maxes + i, sums + i);
       AddAllValues(a, static_cast<uint32_t>(base), lo, hi, p, factor, acc + i * padded_dim);
     }
+    Unit* const done = unit;
+    unit = next;
+    next = done;
   }
   for (uint32_t i = 0; i < num_queries; ++i) {
     float* row = a.out + (i / a.num_heads) * a.out_stride + (i % a.num_heads) * a.head_dim;
