@@ -21,6 +21,9 @@ namespace {
 constexpr uint32_t kUnitVectors = kAttentionUnit / kLanes;
 constexpr uint32_t kScoreQueries =
     4;  // x 2 vectors of positions: 8 sums, enough to hide an FMA's latency
+constexpr uint32_t kScoresStride =
+    kAttentionUnit + 16;  // the last piece's rubbish goes behind the unit
+constexpr uint32_t kValueHeads = kLanes == 16 ? 4 : 2;  // x 4 vectors of a head: sums in registers
 constexpr uint32_t kMaxPieces = kAttentionUnit;
 constexpr uint32_t kFewQueries = 12;  // of a tile that waits for memory rather than for arithmetic
 
@@ -62,7 +65,7 @@ inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* 
 // end.
 template <uint32_t Q, bool kFetch>
 inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, const Piece* pieces,
-                      float* scores, size_t scores_stride) {
+                      float* scores) {
   V sum[Q][2];
   for (uint32_t i = 0; i < Q; ++i) sum[i][0] = sum[i][1] = VSet1(0.0f);
   const float* k0 = pieces[0].k;
@@ -82,31 +85,31 @@ inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, co
     }
   }
   for (uint32_t i = 0; i < Q; ++i) {
-    VStore(scores + i * scores_stride + pieces[0].offset, sum[i][0]);
-    VStore(scores + i * scores_stride + pieces[1].offset, sum[i][1]);
+    VStore(scores + i * kScoresStride + pieces[0].offset, sum[i][0]);
+    VStore(scores + i * kScoresStride + pieces[1].offset, sum[i][1]);
   }
 }
 
 template <uint32_t Q = kScoreQueries>
 inline void ScoreQueries(const float* q, uint32_t num_queries, const AttentionArgs& a, bool fetch,
-                         const Piece* pair, float* scores, size_t stride) {
+                         const Piece* pair, float* scores) {
   if (num_queries != Q) {
-    if constexpr (Q > 1) ScoreQueries<Q - 1>(q, num_queries, a, fetch, pair, scores, stride);
+    if constexpr (Q > 1) ScoreQueries<Q - 1>(q, num_queries, a, fetch, pair, scores);
   } else if (fetch) {
-    ScorePair<Q, true>(q, a.head_dim, a.block_size, pair, scores, stride);
+    ScorePair<Q, true>(q, a.head_dim, a.block_size, pair, scores);
   } else {
-    ScorePair<Q, false>(q, a.head_dim, a.block_size, pair, scores, stride);
+    ScorePair<Q, false>(q, a.head_dim, a.block_size, pair, scores);
   }
 }
 
 inline void Scores(const float* q, uint32_t num_queries, const AttentionArgs& a, const Unit& unit,
-                   float* scores, size_t stride) {
+                   float* scores) {
   const bool few = num_queries <= kFewQueries;
   for (uint32_t p = 0; p < unit.num_pieces; p += 2) {
     for (uint32_t i = 0; i < num_queries; i += kScoreQueries) {
       const uint32_t n = num_queries - i < kScoreQueries ? num_queries - i : kScoreQueries;
-      ScoreQueries(q + i * a.head_dim, n, a, few && i == 0, unit.pieces + p, scores + i * stride,
-                   stride);
+      ScoreQueries(q + i * a.head_dim, n, a, few && i == 0, unit.pieces + p,
+                   scores + i * kScoresStride);
     }
   }
 }
@@ -150,101 +153,164 @@ inline float SoftmaxUnit(float* scores, uint32_t begin, uint32_t end, float soft
   return old[0];
 }
 
-// acc[0..N vectors) = acc * factor + sum over [begin, end) of p[j] * v[j].
-template <uint32_t N>
-inline void AddValues(const AttentionArgs& a, uint32_t base, uint32_t begin, uint32_t end,
-                      const float* p, float factor, uint32_t column, float* acc) {
-  V sum[N];
-  for (uint32_t i = 0; i < N; ++i) sum[i] = VMul(VLoad(acc + i * kLanes), VSet1(factor));
-  uint32_t j = begin;
-  while (j < end) {
-    const uint32_t pos = base + j;
-    const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
-    const uint32_t in_block = pos % a.block_size;
-    const uint32_t left = a.block_size - in_block;
-    const uint32_t stop = left < end - j ? j + left : end;
-    const size_t in_head = (static_cast<size_t>(a.kv_head) * a.block_size + in_block) * a.head_dim;
-    const float* v = a.v_pool + block * a.block_stride + in_head + column;
-    for (; j < stop; ++j, v += a.head_dim) {
-      const V x = VSet1(p[j]);
-      for (uint32_t i = 0; i < N; ++i) sum[i] = VFma(x, VLoad(v + i * kLanes), sum[i]);
+// What a row adds for a unit: its heads share the positions [begin, end) of the unit.
+struct RowValues {
+  uint32_t base;  // position of the unit
+  uint32_t begin;
+  uint32_t end;
+  const float* p;        // [heads][kScoresStride]
+  const float* factors;  // [heads] for what was summed before
+  float* acc;            // [heads][acc_stride]
+  size_t acc_stride;
+};
+
+// acc = acc * factor + sum of p[j] * v[j] for H heads from `head` and N vectors from `column`.
+template <uint32_t H, uint32_t N>
+inline void AddValues(const AttentionArgs& a, const RowValues& row, uint32_t head,
+                      uint32_t column) {
+  V sum[H][N];
+  float* acc = row.acc + head * row.acc_stride + column;
+  for (uint32_t h = 0; h < H; ++h) {
+    const V factor = VSet1(row.factors[head + h]);
+    for (uint32_t i = 0; i < N; ++i) {
+      sum[h][i] = VMul(VLoad(acc + h * row.acc_stride + i * kLanes), factor);
     }
   }
-  for (uint32_t i = 0; i < N; ++i) VStore(acc + i * kLanes, sum[i]);
+  const float* p = row.p + head * kScoresStride;
+  for (uint32_t j = row.begin; j < row.end;) {
+    const uint32_t pos = row.base + j, in_block = pos % a.block_size;
+    const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
+    const size_t in_pool = (static_cast<size_t>(a.kv_head) * a.block_size + in_block) * a.head_dim;
+    const float* v = a.v_pool + block * a.block_stride + in_pool + column;
+    const uint32_t left = a.block_size - in_block;
+    const uint32_t stop = left < row.end - j ? j + left : row.end;
+    for (; j < stop; ++j, v += a.head_dim) {
+      V values[N];
+      for (uint32_t i = 0; i < N; ++i) values[i] = VLoad(v + i * kLanes);
+      for (uint32_t h = 0; h < H; ++h) {
+        const V x = VSet1(p[h * kScoresStride + j]);
+        for (uint32_t i = 0; i < N; ++i) sum[h][i] = VFma(x, values[i], sum[h][i]);
+      }
+    }
+  }
+  for (uint32_t h = 0; h < H; ++h) {
+    for (uint32_t i = 0; i < N; ++i) VStore(acc + h * row.acc_stride + i * kLanes, sum[h][i]);
+  }
 }
 
-// Head sizes that are not a multiple of the vector end here, and the pools have a vector of slack
-// behind them.
-inline void AddAllValues(const AttentionArgs& a, uint32_t base, uint32_t begin, uint32_t end,
-                         const float* p, float factor, float* acc) {
-  constexpr uint32_t kWide = 8;
+// Head sizes that are not a multiple of the vector end in a vector that reads past them; the pool
+// has slack behind it.
+template <uint32_t H = kValueHeads>
+inline void AddHeads(const AttentionArgs& a, const RowValues& row, uint32_t num_heads) {
   const uint32_t vectors = (a.head_dim + kLanes - 1) / kLanes;
-  uint32_t i = 0;
-  for (; i + kWide <= vectors; i += kWide) {
-    AddValues<kWide>(a, base, begin, end, p, factor, i * kLanes, acc + i * kLanes);
+  uint32_t head = 0;
+  for (; head + H <= num_heads; head += H) {
+    uint32_t i = 0;
+    for (; i + 4 <= vectors; i += 4) AddValues<H, 4>(a, row, head, i * kLanes);
+    for (; i < vectors; ++i) AddValues<H, 1>(a, row, head, i * kLanes);
   }
-  if (i + 4 <= vectors) {
-    AddValues<4>(a, base, begin, end, p, factor, i * kLanes, acc + i * kLanes);
-    i += 4;
+  if constexpr (H > 1) {
+    if (head < num_heads) {
+      RowValues rest = row;
+      rest.p += head * kScoresStride;
+      rest.factors += head;
+      rest.acc += head * row.acc_stride;
+      AddHeads<H - 1>(a, rest, num_heads - head);
+    }
   }
-  for (; i < vectors; ++i) {
-    AddValues<1>(a, base, begin, end, p, factor, i * kLanes, acc + i * kLanes);
+}
+
+// A tile's state: the running softmax of each query (row x head).
+struct Tile {
+  uint32_t num_queries;
+  size_t acc_stride;
+  float* acc;     // [queries][acc_stride] sums of exp(score - max) * v
+  float* scores;  // [queries][kScoresStride] of the unit at hand
+  float* q;       // [queries][D] times the scale
+  float* max;     // [queries]
+  float* sum;     // [queries] of exp(score - max)
+  float* factor;  // [queries] for what was summed before the unit at hand
+};
+
+inline Tile StartTile(const AttentionArgs& a) {
+  Tile t;
+  t.num_queries = a.num_rows * a.num_heads;
+  t.acc_stride = (a.head_dim + 15) / 16 * 16;
+  t.acc = a.scratch;
+  t.scores = t.acc + t.num_queries * t.acc_stride;
+  t.q = t.scores + t.num_queries * kScoresStride;
+  t.max = t.q + static_cast<size_t>(t.num_queries) * a.head_dim;
+  t.sum = t.max + t.num_queries;
+  t.factor = t.sum + t.num_queries;
+  for (uint32_t i = 0; i < t.num_queries; ++i) {
+    const float* row = a.q + (i / a.num_heads) * a.q_stride + (i % a.num_heads) * a.head_dim;
+    for (uint32_t d = 0; d < a.head_dim; ++d) t.q[i * a.head_dim + d] = row[d] * a.scale;
+    for (uint32_t d = 0; d < t.acc_stride; ++d) t.acc[i * t.acc_stride + d] = 0.0f;
+    t.max[i] = -__builtin_inff();
+    t.sum[i] = 0.0f;
   }
+  return t;
+}
+
+// One row's part of the unit at `base`: the positions that it sees, if any. Fetches a share of the
+// next unit's K, if given. All in int64: a window may be as large as an int32 holds.
+inline void AddRow(const AttentionArgs& a, const Tile& t, uint32_t row, int64_t base,
+                   const Unit* next) {
+  const int64_t pos = a.first_pos + static_cast<int64_t>(row);
+  const int64_t from = (a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0) - base;
+  const int64_t to = pos + 1 - base;
+  if (to <= 0 || from >= kAttentionUnit) return;
+  const uint32_t begin = from > 0 ? static_cast<uint32_t>(from) : 0;
+  const uint32_t end = to < kAttentionUnit ? static_cast<uint32_t>(to) : kAttentionUnit;
+  const uint32_t first = row * a.num_heads;
+  for (uint32_t i = first; i < first + a.num_heads; ++i) {
+    // In small parts: more fetches at once than the core can keep open would stop it.
+    if (next != nullptr) {
+      FetchKeys(*next, i * a.head_dim / t.num_queries, (i + 1) * a.head_dim / t.num_queries,
+                a.block_size);
+    }
+    t.factor[i] =
+        SoftmaxUnit(t.scores + i * kScoresStride, begin, end, a.softcap, t.max + i, t.sum + i);
+  }
+  const RowValues values = {static_cast<uint32_t>(base),
+                            begin,
+                            end,
+                            t.scores + first * kScoresStride,
+                            t.factor + first,
+                            t.acc + first * t.acc_stride,
+                            t.acc_stride};
+  AddHeads(a, values, a.num_heads);
 }
 
 void Attend(const AttentionArgs& a) {
-  const uint32_t num_queries = a.num_rows * a.num_heads;
-  const uint32_t padded_dim = (a.head_dim + 15) / 16 * 16;
-  const size_t stride = kAttentionUnit + 16;
-  float* acc = a.scratch;
-  float* scores = acc + static_cast<size_t>(num_queries) * padded_dim;
-  float* q = scores + num_queries * stride;
-  float* maxes = q + static_cast<size_t>(num_queries) * a.head_dim;
-  float* sums = maxes + num_queries;
-  for (uint32_t i = 0; i < num_queries; ++i) {
-    const float* row = a.q + (i / a.num_heads) * a.q_stride + (i % a.num_heads) * a.head_dim;
-    for (uint32_t d = 0; d < a.head_dim; ++d) q[i * a.head_dim + d] = row[d] * a.scale;
-    for (uint32_t d = 0; d < padded_dim; ++d) acc[i * padded_dim + d] = 0.0f;
-    maxes[i] = -__builtin_inff();
-    sums[i] = 0.0f;
-  }
-  // All in int64: a window may be as large as an int32 holds.
+  const Tile t = StartTile(a);
+  const bool few = t.num_queries <= kFewQueries;
   const int64_t end = static_cast<int64_t>(a.first_pos) + a.num_rows;
-  const int64_t seen = a.window > 0 ? a.window : end;
-  const int64_t first = a.first_pos + 1 > seen ? a.first_pos + 1 - seen : 0;
+  const int64_t first = a.window > 0 && a.first_pos >= a.window
+                            ? static_cast<int64_t>(a.first_pos) + 1 - a.window
+                            : 0;
   const auto find = [&](int64_t base, Unit* unit) {
     const int64_t n = end - base < kAttentionUnit ? end - base : kAttentionUnit;
     FindPieces(a, static_cast<uint32_t>(base), static_cast<uint32_t>(n), unit);
   };
   Unit units[2];
   Unit *unit = units, *next = units + 1;
-  find(first / kAttentionUnit * kAttentionUnit, unit);
-  for (int64_t base = first / kAttentionUnit * kAttentionUnit; base < end; base += kAttentionUnit) {
-    const bool fetch = base + kAttentionUnit < end && num_queries <= kFewQueries;
-    if (base + kAttentionUnit < end) find(base + kAttentionUnit, next);
-    Scores(q, num_queries, a, *unit, scores, stride);
-    for (uint32_t i = 0; i < num_queries; ++i) {
-      if (fetch) {
-        FetchKeys(*next, i * a.head_dim / num_queries, (i + 1) * a.head_dim / num_queries,
-                  a.block_size);
-      }
-      const int64_t pos = a.first_pos + static_cast<int64_t>(i / a.num_heads);
-      const int64_t from = (a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0) - base;
-      const int64_t to = pos + 1 - base;
-      const uint32_t lo = from > 0 ? static_cast<uint32_t>(from) : 0;
-      if (to <= 0 || from >= kAttentionUnit) continue;
-      const uint32_t hi = to < kAttentionUnit ? static_cast<uint32_t>(to) : kAttentionUnit;
-      float* p = scores + i * stride;
-      const float factor = SoftmaxUnit(p, lo, hi, a.softcap, maxes + i, sums + i);
-      AddAllValues(a, static_cast<uint32_t>(base), lo, hi, p, factor, acc + i * padded_dim);
+  int64_t base = first / kAttentionUnit * kAttentionUnit;
+  find(base, unit);
+  for (; base < end; base += kAttentionUnit) {
+    const bool last = base + kAttentionUnit >= end;
+    if (!last) find(base + kAttentionUnit, next);
+    Scores(t.q, t.num_queries, a, *unit, t.scores);
+    for (uint32_t row = 0; row < a.num_rows; ++row) {
+      AddRow(a, t, row, base, few && !last ? next : nullptr);
     }
     Unit* const done = unit;
     unit = next;
     next = done;
   }
-  for (uint32_t i = 0; i < num_queries; ++i) {
+  for (uint32_t i = 0; i < t.num_queries; ++i) {
     float* row = a.out + (i / a.num_heads) * a.out_stride + (i % a.num_heads) * a.head_dim;
-    for (uint32_t d = 0; d < a.head_dim; ++d) row[d] = acc[i * padded_dim + d] / sums[i];
+    for (uint32_t d = 0; d < a.head_dim; ++d) row[d] = t.acc[i * t.acc_stride + d] / t.sum[i];
   }
 }
 
