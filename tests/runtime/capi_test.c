@@ -340,14 +340,14 @@ static void test_deadlines(void) {
   f.options.max_batch_size = 1;
   start(&f);
   psm_request request = greedy(5, 100);
-  request.allotted_time_ms = 20;
+  request.allotted_time_ms = 500; /* long enough for one step on a busy machine */
   const uint64_t running = submit(&f, &request);
   const uint64_t queued = submit(&f, &request);
   request = greedy(5, 3);
   request.allotted_time_ms = 100000;
   const uint64_t patient = submit(&f, &request);
   step(&f);
-  sleep_ms(30);
+  sleep_ms(510);
   run(&f);
   psm_event events[16];
   CHECK(poll_now(&f, events, 16) == 7);

@@ -71,8 +71,8 @@ void TestPhilox() {
   // 0x6627e8d5e169c58d >> 11, as a fraction of 2^53
   CHECK(plansmith::UniformAt(0, 0) ==
         static_cast<double>(0x6627e8d5e169c58dull >> 11) / 9007199254740992.0);
-  CHECK(plansmith::UniformAt(1ull << 32, 0) !=
-        plansmith::UniformAt(1, 0));  // both halves of the seed count
+  CHECK(plansmith::UniformAt(uint64_t{1} << 32, 0) !=
+        plansmith::UniformAt(0, 0));  // all of the seed
   CHECK(plansmith::UniformAt(5, 1) != plansmith::UniformAt(5, 0));
 }
 
