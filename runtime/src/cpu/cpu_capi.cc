@@ -108,7 +108,7 @@ extern "C" {
 
 void psm_cpu_options_init(psm_cpu_options* options) {
   if (options == nullptr) return;
-  memset(options, 0, sizeof(*options));
+  memset(options, 0, PSM_CPU_OPTIONS_SIZE);
   options->struct_size = PSM_CPU_OPTIONS_SIZE;
 }
 

@@ -33,7 +33,20 @@ class Executor {
   const float* Step(const psm_batch& batch);
 
  private:
-  struct Phase;
+  // Phases that the plan does not name as ops of their own.
+  static constexpr uint32_t kPhaseQuantize = 1000;
+  static constexpr uint32_t kPhaseWriteKv = 1001;
+
+  struct Phase {
+    uint32_t code;  // OpCode or kPhase...
+    const OpRecord* op;
+    uint32_t rows_kind;  // SlotRows: how many rows there are
+    // A thread does whole rows, always the same ones; else items are taken one by one.
+    bool by_rows;
+    bool barrier_before;  // set by AddPhase
+    LinearArgs linear;    // kOpLinear and kPhaseQuantize
+    size_t attention;     // kOpPagedAttention: index of its AttentionWork
+  };
 
   void AllocateSlots();
   void BuildPhases();
