@@ -52,3 +52,16 @@ def int4_group_size(in_features: int) -> int:
     raise InvalidArgumentError(
         f"int4 needs an input size divisible by 32, a layer has {in_features}; build with --precision int8"
     )
+
+
+def activation_group_size(weight_group_size: int, in_features: int) -> int:
+    """Return how many columns of a product's input share a scale where activations are rounded; 0 = a whole row.
+
+    weight_group_size : the weight's own groups, 0 = one scale an output: then the groups that int4 would have
+    """
+    if weight_group_size:
+        return weight_group_size
+    try:
+        return int4_group_size(in_features)
+    except InvalidArgumentError:
+        return 0

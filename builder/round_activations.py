@@ -1,7 +1,8 @@
 """Gives the reference graph the cpu target's rounding of activations, so that the two can be compared closely.
 
-Beside int8 and int4 weights the cpu kernels quantize each row of their input to int8, whole or by groups of columns
-(kOpLinear in runtime/src/cpu/plan_format.h). Here the same is written as standard ops before each such product.
+Beside int8 and int4 weights the cpu kernels quantize each row of their input to int8 by groups of columns, or whole
+where no group divides it (kOpLinear in runtime/src/cpu/plan_format.h). Here the same is written as standard ops before
+each such product.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .precision import int4_group_size
+from .precision import activation_group_size
 
 
-def round_activations(model: ir.Model, grouped: bool) -> None:
+def round_activations(model: ir.Model) -> None:
     """Round the input of every product with a quantized weight, in place: x -> round(x / s) * s, s = max|x| / 127.
 
-    model : a graph of build_graph with compute float32
-    grouped : a scale for each group of columns (the weight's, or the one int4 would have) instead of one a row
+    model : a graph of build_graph with compute float32. A scale s holds for activation_group_size columns of a row.
     """
     for node in list(model.graph):
         if node.op_type != "MatMul":
@@ -26,9 +26,8 @@ def round_activations(model: ir.Model, grouped: bool) -> None:
         if dequantize is None or weight is None or weight.shape is None or source is None:
             continue
         width = int(weight.shape[0])  # type: ignore[arg-type]
-        block = dequantize.attributes.get("block_size")
-        size = (block.as_int() if block is not None else 0) or int4_group_size(width)
-        nodes = _rounding(source, width, size if grouped else width)
+        size = activation_group_size(dequantize.attributes.get_int("block_size", 0), width)
+        nodes = _rounding(source, width, size or width)
         model.graph.insert_before(node, nodes)
         node.replace_input_with(0, nodes[-1].outputs[0])
 

@@ -23,7 +23,6 @@ from ..runtime.errors import UnsupportedError
 from .batch import BatchPlanner, StepBatch
 from .checkpoint import Checkpoint
 from .compare import Comparison, Logits, Tally, threshold_of
-from .compile import ACTIVATION_GROUPS
 from .graph import build_graph
 from .limits import Limits
 from .prompts import make_sequences
@@ -165,7 +164,7 @@ def _reference_session(subject: Subject, num_blocks: int, num_threads: int, *, r
 
     model = build_graph(subject.checkpoint.spec, subject.checkpoint.weights, subject.recipe, subject.limits)
     if rounded and subject.recipe.weight_bits <= 8:
-        round_activations(model, ACTIVATION_GROUPS)
+        round_activations(model)
     return ReferenceSession(model, num_blocks, num_threads=num_threads)
 
 

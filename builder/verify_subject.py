@@ -12,7 +12,6 @@ from ..runtime.errors import InvalidArgumentError
 from ..runtime.manifest import MANIFEST_NAME, load_manifest
 from .build import plan_build
 from .checkpoint import Checkpoint, open_checkpoint
-from .compile import ACTIVATION_GROUPS
 from .graph import build_graph
 from .limits import Limits, make_limits
 from .precision import Precision, precision
@@ -47,13 +46,13 @@ def open_subject(
             f"--checkpoint goes with an engine directory, {path} has no {MANIFEST_NAME}; leave it out or give an engine"
         )
     plan = plan_build(path, ["cpu"], precision=precision_name or "auto")
-    from .targets.cpu import Options, compile_plan
+    from .targets.cpu import compile_plan
 
     with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
         file = pathlib.Path(folder) / "model.plan"
         spec = plan.checkpoint.spec
         model = build_graph(spec, plan.checkpoint.weights, plan.recipe, plan.limits)
-        compile_plan(model, spec, plan.limits, file, options=Options(activation_groups=ACTIVATION_GROUPS))
+        compile_plan(model, spec, plan.limits, file)
         yield Subject(plan.checkpoint, plan.recipe, plan.limits, file)
 
 

@@ -64,7 +64,7 @@ def compute_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
 
 
 def activation_quantization(target: Target, recipe: Precision) -> str:
-    """Return how activations meet the weights: on cpu they are quantized row by row beside int8 and int4 weights."""
+    """Return how activations meet the weights: on cpu they are rounded to int8 beside int8 and int4 weights."""
     return "int8" if target.compiler == "cpu" and recipe.weight_bits <= 8 else "none"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ....runtime.errors import BuildError, InvalidArgumentError
-from ...precision import int4_group_size
+from ....runtime.errors import BuildError
+from ...precision import activation_group_size
 from .buffers import Ref
 from .plan_file import DType, OpCode
 from .tensors import joined_names
@@ -79,19 +79,6 @@ def _sharing(w: Walk, node: ir.Node) -> list[ir.Node]:
 def _kind(node: ir.Node) -> tuple[DType, int, int]:
     weight = resolve_weight(_second(node), matmul=True)
     return weight.dtype, weight.group_size, weight.cols
-
-
-def activation_group_size(weight_group_size: int, cols: int) -> int:
-    """Return how many columns of a product's input share a scale with Options.activation_groups; 0 = a row.
-
-    weight_group_size : the weight's own groups, 0 = one scale an output: then the groups that int4 would have
-    """
-    if weight_group_size:
-        return weight_group_size
-    try:
-        return int4_group_size(cols)
-    except InvalidArgumentError:  # no group divides the columns: by row, as without the option
-        return 0
 
 
 def _group_size(w: Walk, weight: Weight) -> int:

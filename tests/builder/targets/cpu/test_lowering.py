@@ -157,25 +157,26 @@ def test_precision_decides_what_is_stored() -> None:
         by_name = {t.name: t for t in program_of(recipe).tensors}
         matrix = by_name["layers.0.q|k|v.weight"]
         assert matrix.dtype is dtype and (matrix.rows, matrix.cols) == (256, 64)
-        assert matrix.group_size == (64 if recipe == "int4" else 0)
+        assert matrix.group_size == (64 if recipe in ("int8", "int4") else 0)
         assert by_name["layers.0.attn_norm.weight"].dtype is DType.F32
 
 
 def test_activation_groups_give_int8_tensors_groups() -> None:
     for recipe in ("int8", "int4"):
-        program = program_of(recipe, Options(activation_groups=True))
+        program = program_of(recipe)
         by_name = {t.name: t for t in program.tensors}
         assert by_name["layers.0.down.weight"].group_size == 32 and by_name["embed.weight"].group_size == 64
         assert all(op.i[1] == 1 for op in program.ops if op.code is OpCode.LINEAR)
         assert len([t for t in program.tensors if t.name == "embed.weight"]) == 1
-        untied = program_of(recipe, Options(activation_groups=True), tie_embeddings=False)
+        untied = program_of(recipe, tie_embeddings=False)
         assert {t.name: t for t in untied.tensors}["embed.weight"].group_size == 0  # no product reads it
-    assert all(op.i[1] == 0 for op in program_of("int8").ops if op.code is OpCode.LINEAR)
+    by_row = program_of("int8", Options(activation_groups=False))
+    assert all(op.i[1] == 0 for op in by_row.ops if op.code is OpCode.LINEAR)
 
 
 def test_columns_that_no_group_divides_are_rounded_by_row() -> None:
     fields = {"hidden_size": 40, "intermediate_size": 96}
-    program = program_of("int8", Options(activation_groups=True), **fields)
+    program = program_of("int8", **fields)
     by_unit = {op.name: op for op in program.ops if op.code is OpCode.LINEAR}
     assert by_unit["layers.0.q|k|v"].i[1] == 0 and by_unit["layers.0.down"].i[1] == 1
     groups = {t.name: t.group_size for t in program.tensors}
