@@ -21,7 +21,8 @@ class TokenCounts {
   // Room for `max_tokens` distinct tokens.
   void Reserve(size_t max_tokens) {
     size_t size = 16;
-    while (size < 2 * max_tokens) size *= 2;
+    shift_ = 28;
+    for (; size < 2 * max_tokens; size *= 2) --shift_;
     slots_.assign(size, -1);
     entries_.reserve(max_tokens);
   }
@@ -32,8 +33,8 @@ class TokenCounts {
 
  private:
   Entry& Find(int32_t token) {
-    // Fibonacci hashing spreads neighbouring ids.
-    size_t slot = (static_cast<uint32_t>(token) * 2654435769u) & (slots_.size() - 1);
+    // Fibonacci hashing: the high bits of the product spread neighbouring ids.
+    size_t slot = (static_cast<uint32_t>(token) * 2654435769u) >> shift_;
     while (slots_[slot] >= 0) {
       Entry& entry = entries_[static_cast<size_t>(slots_[slot])];
       if (entry.token == token) return entry;
@@ -44,7 +45,8 @@ class TokenCounts {
     return entries_.back();
   }
 
-  std::vector<int32_t> slots_;  // index into entries_, -1 = empty
+  std::vector<int32_t> slots_;  // index into entries_, -1 = empty; 2^(32 - shift_) of them
+  int shift_ = 28;
   std::vector<Entry> entries_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <new>
@@ -277,6 +278,64 @@ void TestRandomOperations() {
   CHECK(operations >= 2000 && cancelled > 50 && failed > 10 && finished > 500);
 }
 
+// The event that ends one request on an engine whose executor has `step`.
+psm_event LastEventWith(psm_status (*step)(void*, const psm_batch*, const float**)) {
+  fake_executor fake;
+  fake_executor_init(&fake);
+  EngineConfig config{};
+  config.executor = fake_executor_table(&fake);
+  config.executor.step = step;
+  config.info = fake.info;
+  config.num_blocks = 50;
+  psm_engine_options_init(&config.options);
+  config.options.manual_step = 1;
+  psm_event events[4];
+  {
+    Engine engine(config);
+    std::mt19937 random(8);
+    Spec spec = RandomSpec(&random, 5, 10);
+    for (int round = 0; round < 2; ++round) {  // the engine lives on
+      engine.Submit(plansmith::CheckRequest(spec.Get(), engine.config()));
+      CHECK(engine.StepOnce());
+      CHECK(engine.events().Poll(events, 4, 0) == 1);
+      engine.CheckInvariants();
+      CHECK(engine.Stats().used_num_blocks == 0);
+    }
+  }
+  fake_executor_free(&fake);
+  CHECK(events[0].kind == PSM_EVENT_FAILED && events[0].status == PSM_ERROR_EXECUTOR);
+  return events[0];
+}
+
+bool Contains(const char* text, const char* part) { return std::strstr(text, part) != nullptr; }
+
+void TestMisbehavingExecutors() {
+  const psm_event threw =
+      LastEventWith([](void*, const psm_batch*, const float**) -> psm_status { throw 7; });
+  CHECK(Contains(threw.message, "threw an exception"));
+  const psm_event null =
+      LastEventWith([](void*, const psm_batch*, const float**) -> psm_status { return PSM_OK; });
+  CHECK(Contains(null.message, "NULL"));
+  // A text longer than a message holds is cut between characters, not inside one.
+  const psm_event wordy =
+      LastEventWith([](void* self, const psm_batch*, const float**) -> psm_status {
+        char* error = static_cast<fake_executor*>(self)->error;
+        for (int i = 0; i < 99; ++i) std::memcpy(error + 2 * i, "\xc3\xa9", 3);
+        return PSM_ERROR_CUDA;
+      });
+  const size_t length = std::strlen(wordy.message);
+  CHECK(length >= PSM_MAX_ERROR_TEXT - 2 && length < PSM_MAX_ERROR_TEXT);
+  CHECK(wordy.message[length - 1] == '\xa9');
+  const psm_event shifted =
+      LastEventWith([](void* self, const psm_batch*, const float**) -> psm_status {
+        char* error = static_cast<fake_executor*>(self)->error;
+        error[0] = '!';  // one byte on: one of the two texts would be cut inside a character
+        for (int i = 0; i < 99; ++i) std::memcpy(error + 1 + 2 * i, "\xc3\xa9", 3);
+        return PSM_ERROR_CUDA;
+      });
+  CHECK(shifted.message[std::strlen(shifted.message) - 1] == '\xa9');
+}
+
 // Once its buffers have grown, a step of running requests calls operator new not once.
 void TestSteadyStepAllocatesNothing() {
   std::mt19937 random(6);
@@ -312,6 +371,7 @@ void TestSteadyStepAllocatesNothing() {
 int main() {
   TestBatchInvariance();
   TestRandomOperations();
+  TestMisbehavingExecutors();
   TestSteadyStepAllocatesNothing();
   return 0;
 }

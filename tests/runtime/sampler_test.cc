@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
 #include <vector>
@@ -117,6 +118,28 @@ void TestGreedy() {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     request.params.seed = seed;
     CHECK(Token({1, 3, 2, 3}, request) == 1);
+  }
+}
+
+// Against a map, with few and many distinct tokens: collisions included.
+void TestTokenCounts() {
+  std::mt19937 random(7);
+  for (uint32_t vocab : {3u, 100u, 150000u}) {
+    plansmith::TokenCounts counts;
+    counts.Reserve(500);
+    std::map<int32_t, int32_t> expected;
+    for (int i = 0; i < 500; ++i) {
+      const int32_t token = static_cast<int32_t>(random() % vocab);
+      if (i < 200) {
+        counts.AddPrompt(token);
+        expected.emplace(token, 0);
+      } else {
+        counts.AddOutput(token);
+        ++expected[token];
+      }
+    }
+    CHECK(counts.entries().size() == expected.size());
+    for (const auto& entry : counts.entries()) CHECK(expected.at(entry.token) == entry.num_output);
   }
 }
 
@@ -428,6 +451,7 @@ int main() {
   TestExp();
   TestArgMax();
   TestGreedy();
+  TestTokenCounts();
   TestPenalties();
   TestBiasBadWordsMinTokens();
   TestBadRows();
