@@ -194,8 +194,9 @@ class RequestChecker {
       request->deadline_ns = now_ns + int64_t{r_.allotted_time_ms} * 1000000;
   }
 
-  static void CountPrompt(Request* request) {
-    request->counts.Reserve(static_cast<size_t>(request->max_len()));
+  void CountPrompt(Request* request) const {
+    // There are no more distinct tokens than the vocabulary has.
+    request->counts.Reserve(static_cast<size_t>(std::min(request->max_len(), info_.vocab_size)));
     for (int32_t token : request->tokens) request->counts.AddPrompt(token);
   }
 
