@@ -78,7 +78,7 @@ class Checkpoint:
 def open_checkpoint(path: str | Path, max_seq_len: int | None = None) -> Checkpoint:
     """Return the checkpoint at `path`, a Hugging Face directory or a GGUF file, with everything but values checked.
 
-    max_seq_len : positions of the engine to be built. Only LongRoPE (Phi 3) looks at it: beyond the original
+    max_seq_len : positions of the engine to be built. Only LongRoPE looks at it: beyond the original
         training length the long factors are taken, at or below it, or with None, the short ones; these are good
         for that length only, and spec.max_position_embeddings says so.
     raises      : CheckpointError naming the file, what it has, what was wanted and what to do

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from ..spec import DecoderSpec
 from .gguf_config import ROPE_FACTORS, config_from_gguf, hf_name, rope_factors
 from .gguf_file import GgufFile
 from .gguf_tokenizer import tokenizer_files_from_gguf
@@ -20,16 +20,16 @@ _PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class GgufStore:
-    """The tensors of a GGUF file under their Hugging Face names."""
+    """The tensors of a GGUF file under their Hugging Face names.
 
-    def __init__(self, file: GgufFile, spec: DecoderSpec) -> None:
+    interleaved : module -> heads, of the matrices whose rows lie for rotation by neighbours
+    """
+
+    def __init__(self, file: GgufFile, interleaved: Mapping[str, int]) -> None:
         self.where = file.where
         self._file = file
         self._names = {hf_name(name): name for name in file.names() if name != ROPE_FACTORS}
-        # Llama files hold the rows of q and k with the two halves of a head interleaved, for another way to rotate.
-        self._interleaved = (
-            {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads} if spec.family == "llama" else {}
-        )
+        self._interleaved = interleaved
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all tensors."""
@@ -81,7 +81,8 @@ class GgufCheckpoint:
             inv_freq = np.array(spec.ropes[0].inv_freq, np.float32) / factors
             rope = dataclasses.replace(spec.ropes[0], inv_freq=tuple(map(float, inv_freq)), kind="llama3")
             spec = dataclasses.replace(spec, ropes=(rope,))
-        store = GgufStore(file, spec)
+        qk = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads}
+        store = GgufStore(file, qk if family.gguf is not None and family.gguf.interleaved_qk else {})
         self.weights = MappedWeights(store, spec, family)
         self.spec = dataclasses.replace(spec, dtype=self.weights.dtype("embed.weight"))
         self.stored = store.stored()

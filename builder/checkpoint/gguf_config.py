@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 
 from ...runtime.errors import CheckpointError
+from .families import FAMILIES
 from .gguf_file import GgufFile
 
-# GGUF architecture -> (model_type, architecture). Gemma and Phi files change norms and rope factors on conversion.
-_ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-}
+_FAMILIES = {family.gguf.architecture: family for family in FAMILIES.values() if family.gguf is not None}
 _FIELDS = {  # after "<architecture>." -> field of config.json
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -65,7 +61,7 @@ _TOP = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-ROPE_FACTORS = "rope_freqs.weight"  # (head_dim / 2,) float32: Llama 3's scaling, one divisor a frequency
+ROPE_FACTORS = "rope_freqs.weight"  # (head_dim / 2,) float32: rope type llama3, one divisor a frequency
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -80,14 +76,14 @@ def hf_name(name: str) -> str:
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """Return the config.json that the metadata stands for; CheckpointError names a key that is not supported."""
     arch = file.metadata.get("general.architecture")
-    if not isinstance(arch, str) or arch not in _ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in _FAMILIES:
         raise file.error(
-            f"is a GGUF of architecture {arch!r}, readable are {', '.join(_ARCHITECTURES)}; "
+            f"is a GGUF of architecture {arch!r}, readable are {', '.join(_FAMILIES)}; "
             "give the model's Hugging Face directory instead"
         )
     values = _own_values(file, arch)
-    model_type, architecture = _ARCHITECTURES[arch]
-    config: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
+    family = _FAMILIES[arch]
+    config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.architecture]}
     for key, field in _FIELDS.items():
         if key in values:
             config[field] = _shortest(values[key])
@@ -96,10 +92,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise file.error("has no tensor token_embd.weight; give a file with a whole model")
     config["vocab_size"] = file.shape("token_embd.weight")[0]
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    if arch in ("llama", "qwen3"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    if arch == "llama":
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    assert family.gguf is not None
+    config.update({field: tensor in tensors for field, tensor in family.gguf.switches.items()})
     _add_rope(file, values, config)
     return {**config, **token_ids(file)}
 

@@ -34,6 +34,20 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class GgufForm:
+    """How GGUF files hold a family.
+
+    architecture : their `general.architecture`
+    switches : boolean field of config.json -> the tensor that is there where it is true
+    interleaved_qk : whether the rows of q and k lie for rotation by neighbours, the two halves of a head interleaved
+    """
+
+    architecture: str
+    switches: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    interleaved_qk: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """One model family as data.
 
@@ -42,6 +56,7 @@ class Family:
     read : (config, family, max_seq_len) -> spec
     parts : spec -> canonical name -> where it lies
     known_code : the `auto_map` of official checkpoints whose code became transformers' own class
+    gguf : None = not read from GGUF files, whose converters change norms or rope factors of such models
     """
 
     model_type: str
@@ -50,6 +65,7 @@ class Family:
     read: Callable[[Config, Family, int], DecoderSpec]
     parts: Callable[[DecoderSpec], dict[str, Part]]
     known_code: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gguf: GgufForm | None = None
 
 
 def head_dim(config: Config) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...spec import DecoderSpec
 from ..config import Config
-from .common import Family, decoder_spec, flat_rope, layer_types, layers, plain_parts
+from .common import Family, GgufForm, decoder_spec, flat_rope, layer_types, layers, plain_parts
 
 
 def _read(config: Config, family: Family, max_seq_len: int) -> DecoderSpec:
@@ -40,4 +40,9 @@ FAMILY = Family(
     },
     read=_read,
     parts=plain_parts,
+    gguf=GgufForm(
+        "llama",
+        {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+        interleaved_qk=True,
+    ),
 )

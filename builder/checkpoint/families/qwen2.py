@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...spec import DecoderSpec, LayerSpec
 from ..config import Config
-from .common import Family, decoder_spec, flat_rope, layer_types, layers, plain_parts
+from .common import Family, GgufForm, decoder_spec, flat_rope, layer_types, layers, plain_parts
 
 
 def windowed_layers(config: Config) -> tuple[LayerSpec, ...]:
@@ -46,4 +46,5 @@ FAMILY = Family(
     },
     read=_read,
     parts=plain_parts,
+    gguf=GgufForm("qwen2"),
 )

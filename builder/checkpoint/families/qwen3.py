@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...spec import DecoderSpec
 from ..config import Config
-from .common import Family, decoder_spec, flat_rope, plain_parts
+from .common import Family, GgufForm, decoder_spec, flat_rope, plain_parts
 from .qwen2 import FAMILY as QWEN2
 from .qwen2 import windowed_layers
 
@@ -28,4 +28,5 @@ FAMILY = Family(
     defaults={**QWEN2.defaults, "head_dim": 128, "attention_bias": False},
     read=_read,
     parts=plain_parts,
+    gguf=GgufForm("qwen3", {"attention_bias": "blk.0.attn_q.bias"}),
 )
