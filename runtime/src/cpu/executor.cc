@@ -134,12 +134,14 @@ float* Executor::ViewData(const View& view) const {
 
 void Executor::AddPhase(const Phase& phase) {
   phases_.push_back(phase);
-  Phase& added = phases_.back();
-  // Threads that go through the same rows one after another need not wait for each other.
-  const Phase* before = phases_.size() > 1 ? &added - 1 : nullptr;
-  added.barrier_before =
-      before != nullptr && !(before->by_rows && added.by_rows &&
-                             before->rows_kind == added.rows_kind && added.code != kOpGatherRows);
+  const size_t idx = phases_.size() - 1;
+  const Phase* before = idx > 0 ? &phases_[idx - 1] : nullptr;
+  if (before != nullptr && before->by_rows && phase.by_rows &&
+      before->rows_kind == phase.rows_kind && phase.code != kOpGatherRows) {
+    stages_.back().last = idx;
+  } else {
+    stages_.push_back({idx, idx});
+  }
 }
 
 void Executor::AddLinear(const OpRecord& op) {
@@ -198,7 +200,7 @@ void Executor::BuildPhases() {
     }
     AddPhase(phase);
   }
-  counters_ = std::make_unique<Counter[]>(phases_.size());
+  progress_ = std::make_unique<Progress[]>(stages_.size());
   const size_t floats =
       AttentionScratchFloats(kMaxAttentionQueries, static_cast<uint32_t>(h.head_dim));
   for (int i = 0; i < pool_->num_threads(); ++i) {

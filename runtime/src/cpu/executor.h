@@ -41,11 +41,25 @@ class Executor {
     uint32_t code;  // OpCode or kPhase...
     const OpRecord* op;
     uint32_t rows_kind;  // SlotRows: how many rows there are
-    // A thread does whole rows, always the same ones; else items are taken one by one.
-    bool by_rows;
-    bool barrier_before;  // set by AddPhase
-    LinearArgs linear;    // kOpLinear and kPhaseQuantize
-    size_t attention;     // kOpPagedAttention: index of its AttentionWork
+    bool by_rows;        // whole rows, one by one; else see Stage
+    LinearArgs linear;   // kOpLinear and kPhaseQuantize
+    size_t attention;    // kOpPagedAttention: index of its AttentionWork
+  };
+
+  // Phases [first, last] between which no thread needs what another wrote: one matrix product, one
+  // attention, or some that go row by row. A stage is cut into items that threads take one by one,
+  // and the next begins when all are done, not when all threads are: one that lost its core to
+  // another process holds up nobody.
+  struct Stage {
+    size_t first, last;
+  };
+  // How a matrix product is cut.
+  struct LinearCut {
+    uint32_t rows_each, row_items, tiles_each, tile_items;
+  };
+  struct alignas(64) Progress {
+    std::atomic<uint32_t> next{0};
+    std::atomic<uint32_t> done{0};
   };
 
   void AllocateSlots();
@@ -63,10 +77,14 @@ class Executor {
   size_t kv_block_floats() const;
 
   void RunStep(int thread_idx);
-  void RunPhase(const Phase& phase, int thread_idx);
+  uint32_t NumRows(const Phase& phase) const;
+  uint32_t RowsOfItem(const Phase& phase) const;
+  LinearCut CutLinear(const Phase& phase) const;
+  uint32_t NumItems(const Stage& stage) const;
+  void RunItem(const Stage& stage, uint32_t item, int thread_idx);
   void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end);
-  void RunLinear(const Phase& phase, uint32_t num_rows);
-  void RunAttention(const Phase& phase, int thread_idx);
+  void RunLinear(const Phase& phase, uint32_t item);
+  void RunAttention(const Phase& phase, uint32_t item, int thread_idx);
 
   // Order matters: the pool's threads end before what they use.
   std::unique_ptr<Plan> plan_;
@@ -82,10 +100,9 @@ class Executor {
   std::vector<AttentionWork> attention_;  // one for each number of heads in the plan
   std::vector<Pages> attention_scratch_;  // [threads]
   std::vector<Phase> phases_;
-  struct alignas(64) Counter {
-    std::atomic<uint32_t> next{0};
-  };
-  std::unique_ptr<Counter[]> counters_;  // [phases]
+  std::vector<Stage> stages_;
+  std::unique_ptr<Progress[]> progress_;  // [stages]
+  Event stage_done_;
   std::unique_ptr<BatchPlaces> places_;
   const psm_batch* batch_ = nullptr;  // of the step that runs
   std::unique_ptr<ThreadPool> pool_;

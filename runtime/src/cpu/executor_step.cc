@@ -23,8 +23,9 @@ const float* Executor::Step(const psm_batch& batch) {
   }
   places_->Set(batch);
   for (AttentionWork& work : attention_) work.Set(batch);
-  for (size_t i = 0; i < phases_.size(); ++i) {
-    counters_[i].next.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    progress_[i].next.store(0, std::memory_order_relaxed);
+    progress_[i].done.store(0, std::memory_order_relaxed);
   }
   batch_ = &batch;
   pool_->Run([](void* self, int idx) { static_cast<Executor*>(self)->RunStep(idx); }, this);
@@ -33,51 +34,81 @@ const float* Executor::Step(const psm_batch& batch) {
 }
 
 void Executor::RunStep(int thread_idx) {
-  for (const Phase& phase : phases_) {
-    if (phase.barrier_before) pool_->Barrier();
-    RunPhase(phase, thread_idx);
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    Progress& progress = progress_[i];
+    const uint32_t num_items = NumItems(stages_[i]);
+    const auto all_done = [&] {
+      return progress.done.load(std::memory_order_seq_cst) == num_items;
+    };
+    if (all_done()) continue;  // the others were here long ago
+    for (uint32_t item;
+         (item = progress.next.fetch_add(1, std::memory_order_relaxed)) < num_items;) {
+      RunItem(stages_[i], item, thread_idx);
+      if (progress.done.fetch_add(1, std::memory_order_seq_cst) == num_items - 1) {
+        stage_done_.Signal();
+      }
+    }
+    stage_done_.Await(all_done);
   }
 }
 
-void Executor::RunPhase(const Phase& phase, int thread_idx) {
-  const uint32_t num_rows = static_cast<uint32_t>(
-      phase.rows_kind == kRowsTokens ? batch_->num_tokens : batch_->num_logits_rows);
-  if (num_rows == 0) return;
-  if (phase.by_rows) {
-    const uint32_t threads = static_cast<uint32_t>(pool_->num_threads());
-    const uint32_t idx = static_cast<uint32_t>(thread_idx);
-    // Member 0 is the first to be there, so the odd rows are its.
-    const uint32_t each = num_rows / threads, more = num_rows % threads;
-    const uint32_t begin = idx * each + std::min(idx, more);
-    RunRows(phase, begin, begin + each + (idx < more ? 1 : 0));
-  } else if (phase.code == kOpLinear) {
-    RunLinear(phase, num_rows);
-  } else {
-    RunAttention(phase, thread_idx);
-  }
+uint32_t Executor::NumRows(const Phase& phase) const {
+  return static_cast<uint32_t>(phase.rows_kind == kRowsTokens ? batch_->num_tokens
+                                                              : batch_->num_logits_rows);
 }
 
-void Executor::RunLinear(const Phase& phase, uint32_t num_rows) {
-  const LinearArgs& a = phase.linear;
-  const uint32_t tiles = (a.w.rows + kTile - 1) / kTile;
-  const uint32_t threads = static_cast<uint32_t>(pool_->num_threads());
-  const uint32_t row_items = (num_rows + kMaxRowsPerItem - 1) / kMaxRowsPerItem;
-  const uint32_t rows_each = (num_rows + row_items - 1) / row_items;
+// Some items for each thread, but no more rows than stay in L2 from phase to phase.
+uint32_t Executor::RowsOfItem(const Phase& phase) const {
+  const uint32_t items = 4 * static_cast<uint32_t>(pool_->num_threads());
+  return std::min(16u, (NumRows(phase) + items - 1) / items);
+}
+
+Executor::LinearCut Executor::CutLinear(const Phase& phase) const {
+  const uint32_t num_rows = NumRows(phase);
+  const uint32_t tiles = (phase.linear.w.rows + kTile - 1) / kTile;
+  LinearCut cut;
+  cut.row_items = (num_rows + kMaxRowsPerItem - 1) / kMaxRowsPerItem;
+  cut.rows_each = (num_rows + cut.row_items - 1) / cut.row_items;
+  cut.row_items = (num_rows + cut.rows_each - 1) / cut.rows_each;
   // About 4 items a thread, of a multiple of 3 tiles: what a block of AVX-512 takes.
-  const uint32_t wanted = tiles * row_items / (4 * threads) / 3 * 3;
-  const uint32_t tiles_each = std::min(tiles, std::max(3u, wanted));
-  const uint32_t tile_items = (tiles + tiles_each - 1) / tiles_each;
-  std::atomic<uint32_t>& next = counters_[static_cast<size_t>(&phase - phases_.data())].next;
-  for (uint32_t item;
-       (item = next.fetch_add(1, std::memory_order_relaxed)) < row_items * tile_items;) {
-    const uint32_t row = item / tile_items * rows_each, tile = item % tile_items * tiles_each;
-    if (row >= num_rows) continue;
-    kernels_.linear[a.w.dtype](a, row, std::min(num_rows, row + rows_each), tile,
-                               std::min(tiles, tile + tiles_each));
-  }
+  const uint32_t items = 4 * static_cast<uint32_t>(pool_->num_threads());
+  cut.tiles_each = std::min(tiles, std::max(3u, tiles * cut.row_items / items / 3 * 3));
+  cut.tile_items = (tiles + cut.tiles_each - 1) / cut.tiles_each;
+  return cut;
 }
 
-void Executor::RunAttention(const Phase& phase, int thread_idx) {
+uint32_t Executor::NumItems(const Stage& stage) const {
+  const Phase& phase = phases_[stage.first];
+  const uint32_t num_rows = NumRows(phase);
+  if (num_rows == 0) return 0;
+  if (phase.code == kOpLinear) {
+    const LinearCut cut = CutLinear(phase);
+    return cut.row_items * cut.tile_items;
+  }
+  if (phase.code == kOpPagedAttention) return attention_[phase.attention].num_items();
+  const uint32_t rows = RowsOfItem(phase);
+  return (num_rows + rows - 1) / rows;
+}
+
+void Executor::RunItem(const Stage& stage, uint32_t item, int thread_idx) {
+  const Phase& phase = phases_[stage.first];
+  if (phase.code == kOpLinear) return RunLinear(phase, item);
+  if (phase.code == kOpPagedAttention) return RunAttention(phase, item, thread_idx);
+  const uint32_t rows = RowsOfItem(phase), begin = item * rows;
+  const uint32_t end = std::min(NumRows(phase), begin + rows);
+  for (size_t i = stage.first; i <= stage.last; ++i) RunRows(phases_[i], begin, end);
+}
+
+void Executor::RunLinear(const Phase& phase, uint32_t item) {
+  const LinearCut cut = CutLinear(phase);
+  const LinearArgs& a = phase.linear;
+  const uint32_t row = item / cut.tile_items * cut.rows_each;
+  const uint32_t tile = item % cut.tile_items * cut.tiles_each;
+  kernels_.linear[a.w.dtype](a, row, std::min(NumRows(phase), row + cut.rows_each), tile,
+                             std::min((a.w.rows + kTile - 1) / kTile, tile + cut.tiles_each));
+}
+
+void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
   const OpRecord& op = *phase.op;
   const PlanHeader& h = plan_->header();
   AttentionArgs a = {};
@@ -95,11 +126,7 @@ void Executor::RunAttention(const Phase& phase, int thread_idx) {
   a.scale = op.f[0];
   a.softcap = op.f[1];
   a.scratch = attention_scratch_[static_cast<size_t>(thread_idx)].as<float>();
-  const AttentionWork& work = attention_[phase.attention];
-  std::atomic<uint32_t>& next = counters_[static_cast<size_t>(&phase - phases_.data())].next;
-  for (uint32_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < work.num_items();) {
-    work.Run(kernels_, *batch_, item, a);
-  }
+  attention_[phase.attention].Run(kernels_, *batch_, item, a);
 }
 
 void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end) {

@@ -46,29 +46,21 @@ void PinTo(int thread_idx) {
 
 }  // namespace
 
-void WaitPoint::Bump() {
-  value_.fetch_add(1, std::memory_order_seq_cst);
-  if (num_sleeping_.load(std::memory_order_seq_cst) == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  woken_.notify_all();
-}
-
-void WaitPoint::Wait(uint32_t seen) {
+bool Event::Spin(bool (*ready)(void*), void* context) {
   const auto start = std::chrono::steady_clock::now();
   do {
     for (int i = 0; i < kPausesPerLook; ++i) {
-      if (value() != seen) return;
+      if (ready(context)) return true;
       Pause();
     }
   } while (std::chrono::steady_clock::now() - start < kSpinTime);
-  // The sleeper announces itself before its last look, the bumper bumps before it looks for
-  // sleepers.
-  num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    woken_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
-  }
-  num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+  return false;
+}
+
+void Event::Signal() {
+  if (num_sleeping_.load(std::memory_order_seq_cst) == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  woken_.notify_all();
 }
 
 ThreadPool::ThreadPool(int num_threads, bool pin) : num_threads_(num_threads), pin_(pin) {
@@ -76,16 +68,17 @@ ThreadPool::ThreadPool(int num_threads, bool pin) : num_threads_(num_threads), p
   try {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { Work(i); });
   } catch (...) {
-    stop_ = true;
-    start_.Bump();
-    for (std::thread& thread : threads_) thread.join();
+    StopAndJoin();
     throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  stop_ = true;
-  start_.Bump();
+ThreadPool::~ThreadPool() { StopAndJoin(); }
+
+void ThreadPool::StopAndJoin() {
+  job_ = nullptr;
+  num_runs_.fetch_add(1, std::memory_order_seq_cst);
+  started_.Signal();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -96,29 +89,23 @@ void ThreadPool::Run(Job job, void* context) {
   }
   job_ = job;
   context_ = context;
-  start_.Bump();
+  num_finished_.store(0, std::memory_order_relaxed);
+  num_runs_.fetch_add(1, std::memory_order_seq_cst);
+  started_.Signal();
   job(context, 0);
-  Barrier();
-}
-
-void ThreadPool::Barrier() {
-  if (num_threads_ == 1) return;
-  const uint32_t seen = barrier_.value();
-  if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
-    num_arrived_.store(0, std::memory_order_relaxed);
-    barrier_.Bump();
-  } else {
-    barrier_.Wait(seen);
-  }
+  finished_.Await(
+      [this] { return num_finished_.load(std::memory_order_seq_cst) == num_threads_ - 1; });
 }
 
 void ThreadPool::Work(int thread_idx) {
   if (pin_) PinTo(thread_idx);
   for (uint32_t seen = 0;; ++seen) {
-    start_.Wait(seen);
-    if (stop_) return;
+    started_.Await([&] { return num_runs_.load(std::memory_order_seq_cst) != seen; });
+    if (job_ == nullptr) return;
     job_(context_, thread_idx);
-    Barrier();
+    if (num_finished_.fetch_add(1, std::memory_order_seq_cst) == num_threads_ - 2) {
+      finished_.Signal();
+    }
   }
 }
 

@@ -13,17 +13,30 @@
 namespace plansmith {
 namespace cpu {
 
-// Waits for a number that another thread bumps: spins a few microseconds, since a partner on its
-// own core comes that soon, then sleeps, since a partner without a core needs this one.
-class WaitPoint {
+// Waiting for what another thread does: spins a few microseconds, since a partner on its own core
+// comes that soon, then sleeps, since a partner without a core needs this one.
+class Event {
  public:
-  uint32_t value() const { return value_.load(std::memory_order_acquire); }
-  void Bump();
-  // Returns once value() != seen.
-  void Wait(uint32_t seen);
+  // Returns once ready(), which reads atomics, is true.
+  template <typename Ready>
+  void Await(Ready ready) {
+    if (Spin([](void* r) { return (*static_cast<Ready*>(r))(); }, &ready)) return;
+    // The sleeper announces itself before its last look, the other side changes what is looked at
+    // before it looks for sleepers; both in one total order.
+    num_sleeping_.fetch_add(1, std::memory_order_seq_cst);
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      woken_.wait(lock, ready);
+    }
+    num_sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  // To be called after each change (std::memory_order_seq_cst) that may make a ready() true.
+  void Signal();
 
  private:
-  std::atomic<uint32_t> value_{0};
+  static bool Spin(bool (*ready)(void*), void* context);
+
   std::atomic<uint32_t> num_sleeping_{0};
   std::mutex mutex_;
   std::condition_variable woken_;
@@ -40,26 +53,23 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  // Calls job(context, thread_idx) once on every member and returns when all are done. One Run at a
-  // time. The job must not throw.
+  // Calls job(context, thread_idx) once on every member and returns when all are done; what they
+  // wrote is visible then. One Run at a time. The job must not throw.
   using Job = void (*)(void* context, int thread_idx);
   void Run(Job job, void* context);
 
-  // Inside a job: returns when every member has come here. What they wrote before is visible after.
-  void Barrier();
-
  private:
   void Work(int thread_idx);
+  void StopAndJoin();
 
   const int num_threads_;
   const bool pin_;
   bool caller_pinned_ = false;
-  bool stop_ = false;
-  Job job_ = nullptr;
+  Job job_ = nullptr;  // null: end
   void* context_ = nullptr;
-  WaitPoint start_;
-  alignas(64) std::atomic<int> num_arrived_{0};
-  WaitPoint barrier_;
+  alignas(64) std::atomic<uint32_t> num_runs_{0};
+  alignas(64) std::atomic<int> num_finished_{0};  // workers, in this run
+  Event started_, finished_;
   std::vector<std::thread> threads_;
 };
 
