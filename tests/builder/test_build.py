@@ -337,32 +337,44 @@ def test_disk_full_is_seen_before(
 
 
 LOOP = """
-import sys
+import os, signal, sys
 from plansmith.builder.build import build_engine, plan_build
-while True:
-    plan = plan_build(sys.argv[1], ["cpu"], precision="int8", limits={"max_seq_len": 64})
-    print("building", flush=True)
-    build_engine(plan, sys.argv[2], force=True)
-    print("built", flush=True)
+for line in sys.stdin:  # each asks for a process that builds until it is killed
+    if os.fork() == 0:
+        print("process", os.getpid(), flush=True)
+        while True:
+            plan = plan_build(sys.argv[1], ["cpu"], precision="int8", limits={"max_seq_len": 64})
+            build_engine(plan, sys.argv[2], force=True)
+            print("built", flush=True)
+    if os.wait()[1] != signal.SIGKILL:
+        sys.exit("the build ended by itself")
+    print("killed", flush=True)
 """
 
 
 def test_killed_at_any_moment(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
     """A whole engine or none, and the next build works and tidies up."""
-    for n in range(8):
-        child = subprocess.Popen(
-            [sys.executable, "-c", LOOP, str(checkpoint), str(out)], stdout=subprocess.PIPE, text=True
-        )
-        assert child.stdout is not None
-        try:
-            while "built" not in child.stdout.readline():
-                assert child.poll() is None
-            time.sleep(0.013 * n)
-        finally:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-            child.stdout.close()
-        load_manifest(out).check_files(hashes=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, str(checkpoint), str(out)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+
+        def until(word: str) -> str:
+            while not (line := parent.stdout.readline()).startswith(word):  # type: ignore[union-attr]
+                assert line, "the builds have ended"
+            return line
+
+        for n in range(24):
+            print(file=parent.stdin, flush=True)
+            pid = int(until("process").split()[1])
+            until("built")
+            time.sleep(0.005 * n)
+            os.kill(pid, signal.SIGKILL)
+            until("killed")
+            load_manifest(out).check_files(hashes=True)
     build(checkpoint, out, precision="int8")
     assert list(out.parent.iterdir()) == [out]
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from plansmith.builder.batch import BatchPlanner
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph
-from plansmith.builder.graph.quantize import dequantize, quantize_int4, quantize_int8
 from plansmith.builder.limits import make_limits
-from plansmith.builder.precision import int4_group_size, precision
+from plansmith.builder.precision import precision
 from plansmith.builder.targets.reference import ReferenceSession
 from tiny_models import FAMILIES, VOCAB_SIZE
+from transformers_reference import transformers_logits
 
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order give about 2e-6
 NUM_BLOCKS = 24
@@ -30,20 +28,6 @@ def sequences(longest: int) -> list[list[int]]:
     rng = np.random.default_rng(7)
     lengths = (longest, 17, 5, longest // 2, 1, 30)
     return [rng.integers(3, VOCAB_SIZE, n).tolist() for n in lengths]
-
-
-def transformers_model(path: Path) -> Any:
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, attn_implementation="eager", dtype=torch.float32
-    )
-    return model.eval()
-
-
-def transformers_logits(model: Any, seqs: list[list[int]]) -> list[np.ndarray]:
-    with torch.no_grad():
-        return [model(torch.tensor([s])).logits[0].numpy() for s in seqs]
 
 
 def largest_difference(
@@ -69,24 +53,6 @@ def largest_difference(
     return worst / max(float(np.abs(w).max()) for w in wanted)
 
 
-def dequantize_in_place(model: Any, recipe: str) -> None:
-    """Replace the weights of linear layers and embeddings by what the recipe makes of them."""
-    p = precision(recipe)
-    modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
-    head = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
-    for weight in {id(m.weight): m.weight for m in modules}.values():
-        bits = p.head_bits if id(weight) in head else p.weight_bits
-        w = weight.detach().numpy()
-        if bits == 16:
-            kind = torch.bfloat16 if recipe == "bf16" else torch.float16
-            w = weight.detach().to(kind).float().numpy()
-        elif bits == 8:
-            w = dequantize(*quantize_int8(w))
-        else:
-            w = dequantize(*quantize_int4(w, int4_group_size(w.shape[1])))
-        weight.data = torch.from_numpy(w)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fp32_graph_is_transformers(family: str, tiny_checkpoint: Callable[[str], Path]) -> None:
     path = tiny_checkpoint(family)
@@ -95,7 +61,7 @@ def test_fp32_graph_is_transformers(family: str, tiny_checkpoint: Callable[[str]
     limits = make_limits(spec.max_position_embeddings, tokens_per_block=8)
     session = ReferenceSession(build_graph(spec, checkpoint.weights, precision("fp32"), limits), NUM_BLOCKS)
     seqs = sequences(min(100, limits.max_seq_len))
-    wanted = transformers_logits(transformers_model(path), seqs)
+    wanted = transformers_logits(path, seqs)
     for seed in (0, 1):  # the second pass finds the first one's leftovers in the pools
         assert largest_difference(session, seqs, wanted, seed) < TOLERANCE
 
@@ -110,10 +76,8 @@ def test_other_precisions_are_transformers_with_those_weights(
     spec = checkpoint.spec
     limits = make_limits(spec.max_position_embeddings, tokens_per_block=8)
     session = ReferenceSession(build_graph(spec, checkpoint.weights, precision(recipe), limits), NUM_BLOCKS)
-    model = transformers_model(path)
-    plain = transformers_logits(model, sequences(40))
-    dequantize_in_place(model, recipe)
-    wanted = transformers_logits(model, sequences(40))
+    plain = transformers_logits(path, sequences(40))
+    wanted = transformers_logits(path, sequences(40), recipe)
     scale = max(float(np.abs(w).max()) for w in wanted)
     moved = max(float(np.abs(a - b).max()) for a, b in zip(plain, wanted, strict=True)) / scale
     assert moved > 10 * TOLERANCE, "the recipe changes too little for this test to see it"
@@ -126,9 +90,7 @@ def test_float16_activations_stay_near(family: str, tiny_checkpoint: Callable[[s
     path = tiny_checkpoint(family)
     checkpoint = open_checkpoint(path)
     limits = make_limits(checkpoint.spec.max_position_embeddings, tokens_per_block=8)
-    model = transformers_model(path)
-    dequantize_in_place(model, "fp16")
-    wanted = transformers_logits(model, sequences(40))
+    wanted = transformers_logits(path, sequences(40), "fp16")
     graph = build_graph(checkpoint.spec, checkpoint.weights, precision("fp16"), limits, compute="float16")
     difference = largest_difference(ReferenceSession(graph, NUM_BLOCKS), sequences(40), wanted, seed=0)
     assert 0 < difference < 2e-2  # float16 has 2^-11 = 5e-4 an operation, some 20 of them in a row

@@ -7,25 +7,23 @@ are right; and the core is the plan in numpy with rounded activations. What the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pytest
-import torch
 from plan_interpreter import PlanInterpreter
 from plansmith.builder.batch import BatchPlanner, PlannedStep, StepBatch
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph
-from plansmith.builder.graph.quantize import dequantize, quantize_int4, quantize_int8
 from plansmith.builder.limits import make_limits
-from plansmith.builder.precision import int4_group_size, precision
+from plansmith.builder.precision import precision
 from plansmith.builder.targets.cpu import Options, compile_plan
 from plansmith.builder.targets.cpu.executor import CpuSession
 from plansmith.runtime.errors import UnsupportedError
 from tiny_models import FAMILIES, VOCAB_SIZE
+from transformers_reference import transformers_logits
 
 FLOAT_TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order give about 2e-6
 # Rounded activations: where float32 and float64 fall on two sides of a half, an int8 code differs by one and the logits
@@ -76,36 +74,6 @@ def row_errors(got: list[np.ndarray], wanted: list[np.ndarray]) -> np.ndarray:
     return np.where(np.isnan(errors), np.inf, errors)
 
 
-@functools.cache
-def transformers_logits(path: Path, recipe: str) -> list[np.ndarray]:
-    """Return transformers' float32 logits with the weights as the recipe holds them."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    hold_weights_as(model, recipe)
-    with torch.no_grad():
-        return [model(torch.tensor([s])).logits[0].numpy() for s in sequences()]
-
-
-def hold_weights_as(model: Any, recipe: str) -> None:
-    """Replace matrices by what the recipe stores, in float32."""
-    p = precision(recipe)
-    modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
-    head = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
-    for weight in {id(m.weight): m.weight for m in modules}.values():
-        bits = p.head_bits if id(weight) in head else p.weight_bits
-        if bits == 16:
-            kind = torch.bfloat16 if recipe == "bf16" else torch.float16
-            weight.data = weight.detach().to(kind).float()
-        elif bits == 8:
-            weight.data = torch.from_numpy(dequantize(*quantize_int8(weight.detach().numpy())))
-        elif bits == 4:
-            w = weight.detach().numpy()
-            weight.data = torch.from_numpy(dequantize(*quantize_int4(w, int4_group_size(w.shape[1]))))
-
-
 def compiled(checkpoint_path: Path, recipe: str, out: Path, options: Options | None = None) -> Path:
     checkpoint = open_checkpoint(checkpoint_path)
     limits = make_limits(
@@ -134,7 +102,7 @@ def open_session(plan: Path, isa: str | None) -> CpuSession:
 def test_float_plans_are_transformers(
     family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    wanted = transformers_logits(tiny_checkpoint(family), recipe)
+    wanted = transformers_logits(tiny_checkpoint(family), sequences(), recipe)
     plan = compiled(tiny_checkpoint(family), recipe, tmp_path)
     for isa in (None, "portable"):
         with open_session(plan, isa) as session:
@@ -147,7 +115,7 @@ def test_float_plans_are_transformers(
 def test_integer_weights_are_transformers_with_those_weights(
     family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    wanted = transformers_logits(tiny_checkpoint(family), recipe)
+    wanted = transformers_logits(tiny_checkpoint(family), sequences(), recipe)
     plan = compiled(tiny_checkpoint(family), recipe, tmp_path)
     exact = PlanInterpreter(plan, NUM_BLOCKS, quantize_activations=False)
     assert row_errors(run(exact), wanted).max() < FLOAT_TOLERANCE
@@ -188,7 +156,7 @@ def test_rounded_activations_cost_little(
     """Against the same weights: what remains is the activations' rounding to 8 bits."""
     path = tiny_checkpoint(family)
     with open_session(compiled(path, recipe, tmp_path), None) as session:
-        cost = mean_kl(transformers_logits(path, recipe), run(session))
+        cost = mean_kl(transformers_logits(path, sequences(), recipe), run(session))
     assert 0 < cost < 0.01  # measured: 0.0005 (gemma2) to 0.0024 (llama3)
 
 
@@ -206,5 +174,5 @@ def test_a_step_without_logits_rows_keeps_its_keys_and_values(
     with CpuSession(plan, 4) as session:
         assert session.step(batch(0, 12, [])).shape == (0, VOCAB_SIZE)
         got = session.step(batch(12, 17, [4]))
-    wanted = transformers_logits(tiny_checkpoint("llama"), "fp32")[1]
+    wanted = transformers_logits(tiny_checkpoint("llama"), sequences(), "fp32")[1]
     assert np.abs(got[0] - wanted[16]).max() < FLOAT_TOLERANCE * np.abs(wanted).max()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +19,7 @@ from plansmith.runtime.errors import InvalidArgumentError
 from rtx_models import LIMITS, RandomWeights, tiny_graph, tiny_spec
 from rtx_numpy import NumpySession
 from tiny_models import FAMILIES
+from transformers_reference import transformers_logits
 
 BLOCKS = 24
 TinyCheckpoint = Callable[[str], Path]
@@ -46,17 +46,6 @@ def steps(vocab_size: int, seed: int = 1) -> Iterator[PlannedStep]:
 def graph_of(path: Path, recipe: str, compute: str) -> ir.Model:
     checkpoint = open_checkpoint(path)
     return build_graph(checkpoint.spec, checkpoint.weights, precision(recipe), LIMITS, compute=compute)
-
-
-def transformers_logits(path: Path, tokens: list[list[int]]) -> list[Any]:
-    import torch
-    import transformers
-
-    model = (
-        transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").float().eval()
-    )
-    with torch.no_grad():
-        return [model(torch.tensor([t])).logits[0].numpy() for t in tokens]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

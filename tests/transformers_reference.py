@@ -1,0 +1,48 @@
+"""transformers' float32 logits of a checkpoint, its weights as a recipe holds them: what graphs and plans must give."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from plansmith.builder.graph.quantize import dequantize, quantize_int4, quantize_int8
+from plansmith.builder.precision import int4_group_size, precision
+
+
+def transformers_logits(
+    path: Path, sequences: Sequence[Sequence[int]], recipe: str = "fp32"
+) -> list[np.ndarray]:
+    """Return each sequence's logits [tokens, V]; computed once for the same arguments."""
+    return _logits(path, tuple(map(tuple, sequences)), recipe)
+
+
+@functools.cache
+def _logits(path: Path, sequences: tuple[tuple[int, ...], ...], recipe: str) -> list[np.ndarray]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    _hold_weights_as(model, recipe)
+    with torch.no_grad():
+        return [model(torch.tensor([s])).logits[0].numpy() for s in sequences]
+
+
+def _hold_weights_as(model: Any, recipe: str) -> None:
+    """Replace the matrices of linear layers and embeddings by what the recipe stores, in float32."""
+    p = precision(recipe)
+    modules = [m for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
+    head = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings())}
+    for weight in {id(m.weight): m.weight for m in modules}.values():
+        bits = p.head_bits if id(weight) in head else p.weight_bits
+        w = weight.detach().numpy()
+        if bits == 16:
+            kind = torch.bfloat16 if recipe == "bf16" else torch.float16
+            weight.data = weight.detach().to(kind).float()
+        elif bits == 8:
+            weight.data = torch.from_numpy(dequantize(*quantize_int8(w)))
+        elif bits == 4:
+            weight.data = torch.from_numpy(dequantize(*quantize_int4(w, int4_group_size(w.shape[1]))))
