@@ -20,7 +20,7 @@ LOG_TAIL_LINES = 20
 class TargetReport:
     """How one target went.
 
-    status : "built", "kept" (unchanged, not compiled again) or "failed"
+    status : "built", or "kept" (unchanged, not compiled again)
     seconds : of the compilation; of a kept target, when it was compiled
     peak_rss_bytes : most memory held while it compiled, 0 where that cannot be told
     weight_bytes : bytes of the graph's weights by type
@@ -35,12 +35,11 @@ class TargetReport:
     weight_bytes: dict[str, int]
     warnings: tuple[str, ...] = ()
     log_tail: tuple[str, ...] = ()
-    error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildReport:
-    """How a build went. `seconds` is the whole build, opening the checkpoint included."""
+    """How the targets of an engine were built. `seconds` is the whole build, opening the checkpoint included."""
 
     engine_dir: str
     checkpoint: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import pathlib
@@ -22,7 +23,6 @@ from .build_report import host
 from .engine_dir import describe_file
 from .graph import contract
 from .limits import Limits
-from .precision import Precision
 from .spec import DecoderSpec, weight_shapes
 from .targets.registry import Target, activation_quantization, compute_dtype
 from .targets.rtx import contract as rtx_contract
@@ -30,16 +30,6 @@ from .targets.rtx import contract as rtx_contract
 if TYPE_CHECKING:
     from .build import BuildPlan
     from .compile import Compiled
-
-_PACKED_INPUTS = {
-    contract.INPUT_IDS: ("T",),
-    contract.POSITION_IDS: ("T",),
-    contract.QUERY_LENS: ("B",),
-    contract.KV_LENS: ("B",),
-    contract.CU_QUERY_LENS: ("B+1",),
-    contract.BLOCK_TABLE: ("B", "MB"),
-    contract.LOGITS_ROWS: ("R",),
-}
 
 
 def make_manifest(
@@ -91,21 +81,13 @@ def model_entry(spec: DecoderSpec) -> ModelEntry:
 
 def limits_entry(limits: Limits) -> LimitsEntry:
     """Return what the manifest says of the limits."""
-    return LimitsEntry(
-        max_batch_size=limits.max_batch_size,
-        max_num_tokens=limits.max_num_tokens,
-        max_input_len=limits.max_input_len,
-        max_seq_len=limits.max_seq_len,
-        max_beam_width=limits.max_beam_width,
-        tokens_per_block=limits.tokens_per_block,
-        kv_cache_type=limits.kv_cache_type,
-    )
+    return LimitsEntry(**dataclasses.asdict(limits))
 
 
 def _contract_entry() -> GraphContractEntry:
     return GraphContractEntry(
         version=contract.VERSION,
-        inputs=tuple(_PACKED_INPUTS),
+        inputs=tuple(contract.PACKED_INPUTS),
         outputs=(contract.LOGITS,),
         pool_inputs=_patterns(contract.k_pool(0), contract.v_pool(0)),
         pool_outputs=_patterns(contract.k_pool_out(0), contract.v_pool_out(0)),
@@ -132,7 +114,7 @@ def target_entry(
         compute_dtype=compute,
         kv_dtype=compute,
         activation_quantization=activation_quantization(target, recipe),
-        inputs=_inputs(target, spec, plan.limits, recipe),
+        inputs=_inputs(target, spec, plan.limits, compute),
         profiles=_profiles(result.flags),
         files=tuple(describe_file(work, path) for path in result.files),
         flags=result.flags,
@@ -146,15 +128,15 @@ def _profiles(flags: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for flag in flags if flag.startswith("profiles=") for name in flag[9:].split("+"))
 
 
-def _inputs(target: Target, spec: DecoderSpec, limits: Limits, recipe: Precision) -> tuple[TensorEntry, ...]:
+def _inputs(target: Target, spec: DecoderSpec, limits: Limits, compute: str) -> tuple[TensorEntry, ...]:
     """Return what a plan takes besides the pools."""
     if target.compiler != "rtx":
         return tuple(
-            TensorEntry(name=name, dtype="int32", dims=dims) for name, dims in _PACKED_INPUTS.items()
+            TensorEntry(name=name, dtype="int32", dims=dims) for name, dims in contract.PACKED_INPUTS.items()
         )
-    inputs = rtx_contract.plan_inputs(spec, limits, compute_dtype(target, spec, recipe))
+    inputs = rtx_contract.plan_inputs(spec, limits, compute)
     return tuple(
         TensorEntry(name=one.name, dtype=one.dtype, dims=tuple(map(str, one.dims)))
         for one in inputs
-        if "_pool." not in one.name
+        if not contract.is_pool(one.name)
     )

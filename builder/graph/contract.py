@@ -35,6 +35,18 @@ LOGITS_ROWS = "logits_rows"  # [R] int32
 LOGITS = "logits"  # [R, V] float32
 
 
+PACKED_INPUTS = {
+    INPUT_IDS: ("T",),
+    POSITION_IDS: ("T",),
+    QUERY_LENS: ("B",),
+    KV_LENS: ("B",),
+    CU_QUERY_LENS: ("B+1",),
+    BLOCK_TABLE: ("B", "MB"),
+    LOGITS_ROWS: ("R",),
+}
+"""The inputs of a packed step besides the pools, in order, with their dimensions; all are int32."""
+
+
 def k_pool(layer: int) -> str:
     """Input name of a layer's K pool [NB, KVH, BS, D]."""
     return f"k_pool.{layer}"
@@ -53,3 +65,13 @@ def k_pool_out(layer: int) -> str:
 def v_pool_out(layer: int) -> str:
     """Output name of a layer's V pool, bound to the memory of its input."""
     return f"v_pool_out.{layer}"
+
+
+def is_pool(name: str) -> bool:
+    """Return whether an input is a layer's K or V pool."""
+    return name.startswith(("k_pool.", "v_pool."))
+
+
+def pool_out(name: str) -> str:
+    """Return the output that a pool's input becomes."""
+    return name.replace("_pool.", "_pool_out.")

@@ -37,7 +37,7 @@ def find_targets(names: Sequence[str]) -> list[Target]:
     """Return the targets of --target's words; each may hold several names with commas between.
 
     raises InvalidArgumentError for an unknown name and an empty list, UnsupportedError for a GPU that no compiler
-        here builds for, naming the one that does.
+        here builds for, naming what it would take.
     """
     words = [word.strip().lower() for name in names for word in name.split(",") if word.strip()]
     if not words:

@@ -10,21 +10,21 @@ from ...graph import contract
 from .buffers import BufferOp
 from .plan_file import OpCode, SlotRows
 from .tensors import joined_names
-from .walk import Walk, float_attribute, int_attribute
+from .walk import Walk
 
 
 def rope(w: Walk, node: ir.Node) -> None:
     """RotaryEmbedding, in place on the columns of q or k."""
     source = w.activation(node, 0)
-    heads = int_attribute(node, "num_heads", 0) or (source.dims[1] if len(source.dims) == 4 else 0)
-    if heads < 1 or source.storage.width % heads or int_attribute(node, "interleaved", 0):
+    heads = node.attributes.get_int("num_heads", 0) or (source.dims[1] if len(source.dims) == 4 else 0)
+    if heads < 1 or source.storage.width % heads or node.attributes.get_int("interleaved", 0):
         raise w.error(node, "the cpu target rotates halves of num_heads heads")
     if w.input_name(node.inputs[3] if len(node.inputs) > 3 else None) != contract.POSITION_IDS:
         raise w.error(node, f"the cpu target rotates by {contract.POSITION_IDS}")
     if not w.in_place(source.storage):
         raise w.error(node, "the cpu target rotates in place, but its input is used again")
     width = source.storage.width // heads
-    rotated = int_attribute(node, "rotary_embedding_dim", 0) or width
+    rotated = node.attributes.get_int("rotary_embedding_dim", 0) or width
     tables = [_rope_table(w, node, index, rotated // 2) for index in (1, 2)]
     w.emit(OpCode.ROPE, node.name, [], source.ref, tensors=tables, i=[heads, width, rotated])
     w.bind(node.outputs[0], source)
@@ -43,8 +43,8 @@ def _rope_table(w: Walk, node: ir.Node, index: int, cols: int) -> int:
 def paged_attention(w: Walk, node: ir.Node) -> None:
     """plansmith::PagedAttention over three views, which may be columns of one buffer."""
     q, k, v = (w.activation(node, n) for n in range(3))
-    heads, kv_heads = int_attribute(node, "num_heads", 0), int_attribute(node, "kv_num_heads", 0)
-    width = int_attribute(node, "head_dim", 0)
+    heads, kv_heads = node.attributes.get_int("num_heads", 0), node.attributes.get_int("kv_num_heads", 0)
+    width = node.attributes.get_int("head_dim", 0)
     got = (q.storage.width, k.storage.width, v.storage.width)
     if got != (heads * width, kv_heads * width, kv_heads * width):
         raise w.error(node, f"q, k and v have {got} columns for {heads} and {kv_heads} heads of {width}")
@@ -54,8 +54,8 @@ def paged_attention(w: Walk, node: ir.Node) -> None:
         node.name,
         [q.ref, k.ref, v.ref],
         out.ref,
-        i=[heads, kv_heads, width, _layer_of(w, node), int_attribute(node, "window", 0)],
-        f=[node.attributes["scale"].as_float(), float_attribute(node, "softcap", 0.0)],
+        i=[heads, kv_heads, width, _layer_of(w, node), node.attributes.get_int("window", 0)],
+        f=[node.attributes["scale"].as_float(), node.attributes.get_float("softcap", 0.0)],
     )
     w.bind_rows(node.outputs[0], out)
 

@@ -17,7 +17,7 @@ from . import attention, pointwise, products, relabel
 from .buffers import Buffer, assign_slots, to_ops
 from .plan_file import OpCode, Program, SlotRows
 from .values import ROWS_AXIS, Activation
-from .walk import Options, Walk, float_attribute, int_attribute, only_user
+from .walk import Options, Walk, only_user
 from .weights import resolve_weight
 
 
@@ -59,12 +59,16 @@ def gather(w: Walk, node: ir.Node) -> None:
     """Gather of the embedding by token id, or of the rows with logits."""
     if w.is_logits_gather(node):
         found = w.activation(node, 0)
-        if int_attribute(node, "axis", 0) % len(found.dims) != found.dims.index(ROWS_AXIS):
+        if node.attributes.get_int("axis", 0) % len(found.dims) != found.dims.index(ROWS_AXIS):
             raise w.error(node, "logits rows are gathered along another axis than the tokens'")
         w.bind(node.outputs[0], found)
         return
     table, ids = node.inputs[0], node.inputs[1]
-    if table not in w.static or w.input_name(ids) != contract.INPUT_IDS or int_attribute(node, "axis", 0):
+    if (
+        table not in w.static
+        or w.input_name(ids) != contract.INPUT_IDS
+        or node.attributes.get_int("axis", 0) != 0
+    ):
         raise w.error(
             node,
             f"the cpu target gathers rows of the embedding by {contract.INPUT_IDS}, and rows of activations "
@@ -97,14 +101,14 @@ def _follow_scale(w: Walk, value: ir.Value) -> tuple[ir.Value, float]:
 def rms_norm(w: Walk, node: ir.Node) -> None:
     """RMSNormalization of a row, or of each head's columns."""
     source = w.activation(node, 0)
-    axis, width = int_attribute(node, "axis", -1), source.last_dim
+    axis, width = node.attributes.get_int("axis", -1), source.last_dim
     if axis not in (-1, len(source.dims) - 1) or width == ROWS_AXIS or node.inputs[1] not in w.static:
         raise w.error(node, "the cpu target norms the last axis by a weight known at build")
     assert node.inputs[1] is not None
     tensor = w.pool.vector(node.inputs[1], 1, width)
     total = source.storage.width
     out = source.storage if w.in_place(source.storage) else w.new(source.storage.rows, total)
-    epsilon = float_attribute(node, "epsilon", 1e-5)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
     w.emit(
         OpCode.RMS_NORM,
         node.name,

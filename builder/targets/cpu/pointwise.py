@@ -98,14 +98,14 @@ def sigmoid(w: Walk, node: ir.Node) -> None:
 
 def swish(w: Walk, node: ir.Node) -> None:
     """Swish, which is SiLU."""
-    if "alpha" in node.attributes and node.attributes["alpha"].as_float() != 1.0:
+    if node.attributes.get_float("alpha", 1.0) != 1.0:
         raise w.error(node, "the cpu target takes Swish with alpha 1")
     _half(w, node, "act", GLU_SILU)
 
 
 def gelu(w: Walk, node: ir.Node) -> None:
     """Gelu, exact or by tanh."""
-    tanh = "approximate" in node.attributes and node.attributes["approximate"].as_string() == "tanh"
+    tanh = node.attributes.get_string("approximate", "none") == "tanh"
     _half(w, node, "act", GLU_GELU_TANH if tanh else GLU_GELU_ERF)
 
 

@@ -196,15 +196,3 @@ def only_user(value: ir.Value) -> ir.Node | None:
     """Return the one node that uses a value once, None if there are more uses or the graph gives it out."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
-
-
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    """Return an int attribute or its default."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
-
-
-def float_attribute(node: ir.Node, name: str, default: float) -> float:
-    """Return a float attribute or its default."""
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_float()

@@ -105,8 +105,8 @@ def resolve_weight(value: ir.Value, *, matmul: bool) -> Weight:
         elif node.op_type == "DequantizeLinear":
             _check_zero_point(node)
             scale, scale_swapped = node.inputs[1], swapped
-            axis = _int_attribute(node, "axis", 1) % 2 ^ swapped
-            block = _int_attribute(node, "block_size", 0)
+            axis = node.attributes.get_int("axis", 1) % 2 ^ swapped
+            block = node.attributes.get_int("block_size", 0)
         elif node.op_type != "Cast":
             raise BuildError(
                 f"node {node.name!r}: {node.op_type} on a weight; the cpu target takes initializers behind "
@@ -114,11 +114,6 @@ def resolve_weight(value: ir.Value, *, matmul: bool) -> Weight:
             )
         current = node.inputs[0]
     return _make_weight(current, swapped ^ matmul, scale, axis ^ int(matmul), block, scale_swapped ^ matmul)
-
-
-def _int_attribute(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
 
 
 def _check_zero_point(node: ir.Node) -> None:

@@ -41,7 +41,7 @@ class ReferenceSession:
             path = Path(folder) / "model.onnx"
             save(model, path)
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self._pool_names = [str(v.name) for v in model.graph.inputs if "_pool." in str(v.name)]
+        self._pool_names = [str(v.name) for v in model.graph.inputs if contract.is_pool(str(v.name))]
         self._tokens_per_block = 0
         self._pools: dict[str, Any] = {}
         for value in model.graph.inputs:
@@ -69,7 +69,7 @@ class ReferenceSession:
         feeds = {k: self._ort.OrtValue.ortvalue_from_numpy(v) for k, v in batch.feeds().items()}
         wanted = {i.name for i in self._session.get_inputs()}
         feeds = {k: v for k, v in {**feeds, **self._pools}.items() if k in wanted}
-        outputs = [contract.LOGITS] + [name.replace("_pool.", "_pool_out.") for name in self._pool_names]
+        outputs = [contract.LOGITS] + [contract.pool_out(name) for name in self._pool_names]
         logits, *pools = self._session.run_with_ort_values(outputs, feeds)
         self._pools = dict(zip(self._pool_names, pools, strict=True))
         result: npt.NDArray[np.float32] = logits.numpy()

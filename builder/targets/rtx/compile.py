@@ -50,7 +50,6 @@ class RtxResult:
     warnings : the compiler's warnings, none of which changes what is computed
     """
 
-    compiler: str
     version: str
     flags: tuple[str, ...]
     seconds: float
@@ -197,7 +196,6 @@ def _run_child(
     if code != 0 or last.get("event") != "done":
         raise _failure(code, last, log_path, peak, target)
     return RtxResult(
-        compiler=COMPILER,
         version=last["version"],
         flags=(),
         seconds=time.monotonic() - start,

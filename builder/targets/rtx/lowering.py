@@ -128,7 +128,7 @@ class _Lowering(Pen):
         c, inputs = graph_contract, self.inputs
         first = [inputs[c.INPUT_IDS], inputs[c.POSITION_IDS], self.kv_lens, self.block_table]
         first += [inputs[c.LOGITS_ROWS], self.order, self.lengths, self.starts]
-        pools = [v for v in self.graph.inputs if "_pool." in str(v.name)]
+        pools = [v for v in self.graph.inputs if c.is_pool(str(v.name))]
         self.graph.inputs.clear()
         self.graph.inputs.extend(first + pools)
         for tensor, dims in ((self.kv_lens, ["B"]), (self.block_table, ["B", "MB"]), (first[4], ["R"])):

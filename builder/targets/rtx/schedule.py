@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ...graph.contract import is_pool
 from ...limits import Limits
 from ...spec import DecoderSpec
 from . import lowering, targets
@@ -45,7 +46,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 def predicted_peak_bytes(model: ir.Model) -> int:
     """Return the memory that compiling the graph is expected to need at its peak."""
-    layers = sum(str(v.name).startswith("k_pool.") for v in model.graph.inputs)
+    layers = sum(is_pool(str(v.name)) for v in model.graph.inputs) // 2
     return PEAK_BASE_BYTES + PEAK_LAYER_BYTES * layers + int(PEAK_FACTOR * weight_bytes(model))
 
 

@@ -63,7 +63,7 @@ _MIN_VERSION = (1, 7)
 def find_target(name: str) -> RtxTarget:
     """Return the target of that name.
 
-    raises UnsupportedError for a GPU that TensorRT-RTX has no code generator for, naming what builds it.
+    raises UnsupportedError for a GPU that TensorRT-RTX has no code generator for, naming what it would take.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -73,9 +73,9 @@ def find_target(name: str) -> RtxTarget:
             f"target {name!r} is not known to the TensorRT-RTX compiler; choose one of {', '.join(TARGETS)}"
         )
     raise UnsupportedError(
-        f"TensorRT-RTX builds no plan for {name}: a plan for that GPU is built by TensorRT on a machine that has "
-        f"the GPU (pip install plansmith[tensorrt]); the nearest target built here is "
-        f"{_nearest(int(match.group(1)))}, of {', '.join(TARGETS)}"
+        f"TensorRT-RTX builds no plan for {name}: that GPU needs TensorRT 11 on a machine that has it, which this "
+        f"version does not build with yet; the nearest target it builds is {_nearest(int(match.group(1)))}, of "
+        f"{', '.join(TARGETS)}"
     )
 
 
@@ -104,7 +104,7 @@ def _recipes(target: RtxTarget) -> list[str]:
 def residual_may_overflow(spec: DecoderSpec) -> bool:
     """Return whether the model's residual stream is known to pass float16's 65504.
 
-    Gemma's kind: embeddings multiplied by sqrt(E), norms that multiply by 1 + w, trained in bfloat16.
+    Those whose embeddings are multiplied by sqrt(E) and whose norms multiply by 1 + w were trained in bfloat16, and do.
     """
     return spec.norm_offset != 0.0 and spec.embed_scale > 1.0
 

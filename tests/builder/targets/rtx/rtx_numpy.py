@@ -101,7 +101,7 @@ class NumpySession:
         self.num_blocks = num_blocks
         self.pools: dict[str, Any] = {}
         for value in lowered.graph.inputs:
-            if "_pool." in str(value.name):
+            if graph_contract.is_pool(str(value.name)):
                 shape = (num_blocks, *list(value.shape)[1:])
                 self.pools[str(value.name)] = np.full(shape, np.nan, value.dtype.numpy())
         self.block_size = next(iter(self.pools.values())).shape[2]
@@ -125,7 +125,7 @@ class NumpySession:
         names = self._run.output_names
         outputs = dict(zip(names, self._run.run(None, {**inputs, **self.pools}), strict=True))
         for name in self.pools:
-            self.pools[name] = outputs[name.replace("_pool.", "_pool_out.")]
+            self.pools[name] = outputs[graph_contract.pool_out(name)]
         return outputs
 
 

@@ -66,7 +66,7 @@ def test_every_family(family: str, tiny_checkpoint: Callable[[str], Path], tmp_p
 @pytest.mark.parametrize("sm", list(targets.TARGETS))
 def test_every_gpu(sm: str, tmp_path: Path) -> None:
     result = compile_tiny(tmp_path, tiny_graph(SPEC), sm)
-    assert result.compiler == "tensorrt_rtx" and result.version.startswith("1.")
+    assert result.version.startswith("1.")
     capabilities = [f"compute_capability={c.lower()}" for c in targets.TARGETS[sm].capabilities]
     assert list(result.flags) == [*capabilities, "strongly_typed", "causal=mask", "profiles=decode+prefill"]
     assert result.peak_rss_bytes > 100 << 20 and result.seconds > 0
