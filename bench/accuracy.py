@@ -20,7 +20,7 @@ from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph.decoder import build_graph
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import precision
-from plansmith.builder.targets.cpu.executor import CpuSession
+from plansmith.builder.targets.cpu.session import CpuSession
 from plansmith.builder.targets.reference.session import ReferenceSession
 from plansmith.runtime.engine import Engine
 from plansmith.runtime.sampling import SamplingParams

@@ -220,10 +220,10 @@ def _write_tokenizer(checkpoint: Checkpoint, work: pathlib.Path) -> TokenizerEnt
 def _carry(kept: dict[str, TargetEntry], out: pathlib.Path, work: Work) -> dict[str, TargetEntry]:
     for name, target in kept.items():
         for entry in target.files:
-            carry_over(entry, out, work.path)
-        log = out / "targets" / name / "build.log"
-        if log.is_file():
-            carry_over(describe_file(out, log), out, work.path)
+            carry_over(entry.path, out, work.path)
+        log = f"targets/{name}/build.log"
+        if (out / log).is_file():
+            carry_over(log, out, work.path)
     return dict(kept)
 
 

@@ -1,16 +1,11 @@
-"""What a build tells: a report for people and CI, and the facts of the machine it ran on."""
+"""What a build tells people and CI: build_report.json."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import platform
 from typing import Any
-
-from ..runtime.manifest_entries import HostEntry
 
 REPORT_NAME = "build_report.json"
 LOG_TAIL_LINES = 20
@@ -70,53 +65,3 @@ def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:
 def _read_target(one: dict[str, Any]) -> TargetReport:
     report = TargetReport(**one)
     return dataclasses.replace(report, warnings=tuple(report.warnings), log_tail=tuple(report.log_tail))
-
-
-def host() -> HostEntry:
-    """Return the facts of this machine."""
-    return HostEntry(
-        os=f"{platform.system()} {platform.release()}"[:200] or "unknown",
-        machine=platform.machine() or "unknown",
-        cpu=_cpu_name(),
-        cpus=os.cpu_count() or 1,
-        memory_bytes=_memory_bytes(),
-        python=platform.python_version(),
-    )
-
-
-def _cpu_name() -> str:
-    try:
-        for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split()) or "unknown"
-    except (OSError, ValueError):
-        pass
-    return platform.processor() or "unknown"
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0
-
-
-class PeakMemory:
-    """Measures the most memory this process holds inside a `with` block; `bytes` is 0 where that cannot be told."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def __enter__(self) -> PeakMemory:
-        with contextlib.suppress(OSError):
-            pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to what is held now
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
-        except OSError:
-            return
-        for line in status.splitlines():
-            if line.startswith("VmHWM:"):
-                self.bytes = int(line.split()[1]) << 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import pathlib
@@ -11,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from ..runtime.errors import Error, OutOfMemoryError
-from .build_report import LOG_TAIL_LINES, PeakMemory
+from .build_report import LOG_TAIL_LINES
 from .checkpoint import Checkpoint
-from .graph import build_graph
+from .graph import build_graph, weight_bytes
 from .limits import Limits
+from .machine import PeakMemory
 from .precision import Precision
 from .targets.registry import Target, compiler_version, compute_dtype, target_names
 
@@ -167,7 +167,7 @@ def _compile_rtx(
             flags=result.flags,
             seconds=result.seconds,
             peak_rss_bytes=result.peak_rss_bytes,
-            weight_bytes=weight_bytes(graphs[models[target.name]]),
+            weight_bytes=_plain_names(weight_bytes(graphs[models[target.name]])),
             warnings=result.warnings,
             log_tail=lines,
         )
@@ -198,15 +198,6 @@ def clear_failure_logs(out: pathlib.Path) -> None:
         failure_log(out, name).unlink(missing_ok=True)
 
 
-def weight_bytes(model: ir.Model) -> dict[str, int]:
-    """Return the bytes of a graph's weights by type; none is read."""
-    sizes: collections.Counter[str] = collections.Counter()
-    for value in model.graph.initializers.values():
-        if value.const_value is not None:
-            sizes[value.const_value.dtype.name.lower()] += value.const_value.nbytes
-    return _plain_names(sizes)
-
-
 def _plain_names(sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes under numpy's names of types: ONNX and the cpu plan have their own."""
     names = {"float": "float32", "f32": "float32", "bf16": "bfloat16", "i8": "int8", "i4": "int4"}
@@ -220,7 +211,7 @@ def needed_bytes(request: CompileRequest, targets: Sequence[Target]) -> int:
     exported = set()
     for target in targets:
         compute = compute_dtype(target, spec, request.recipe)
-        sizes = weight_bytes(request.graph(compute))
+        sizes = _plain_names(weight_bytes(request.graph(compute)))
         if target.compiler == "cpu":
             sizes["float16"] = 2 * sizes.get("float16", 0)  # held as float32
         elif compute not in exported:

@@ -16,7 +16,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from ..runtime.errors import BuildError, EngineFileError, InvalidArgumentError, OutOfMemoryError
+from ..runtime.errors import BuildError, InvalidArgumentError, OutOfMemoryError
 from ..runtime.manifest import MANIFEST_NAME, hash_file
 from ..runtime.manifest_entries import FileEntry
 
@@ -215,14 +215,12 @@ def describe_file(root: pathlib.Path, path: pathlib.Path) -> FileEntry:
     return FileEntry(path=path.relative_to(root).as_posix(), size=path.stat().st_size, sha256=hash_file(path))
 
 
-def carry_over(entry: FileEntry, source: pathlib.Path, work: pathlib.Path) -> None:
-    """Bring a file of the old engine into the new one, as a hard link where the file system has them.
+def carry_over(path: str, source: pathlib.Path, work: pathlib.Path) -> None:
+    """Bring a file of the old engine, which the caller has checked, into the new one: a hard link where there are any.
 
-    raises EngineFileError when its contents are not what the old manifest says.
+    path : below both directories
     """
-    old, new = source / entry.path, work / entry.path
-    if not old.is_file() or old.stat().st_size != entry.size or hash_file(old) != entry.sha256:
-        raise EngineFileError(f"{old} is not what its manifest says; it has to be built again")
+    old, new = source / path, work / path
     new.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(old, new)

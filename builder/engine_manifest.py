@@ -19,10 +19,10 @@ from ..runtime.manifest_entries import (
     TensorEntry,
     TokenizerEntry,
 )
-from .build_report import host
 from .engine_dir import describe_file
 from .graph import contract
 from .limits import Limits
+from .machine import host
 from .spec import DecoderSpec, weight_shapes
 from .targets.registry import Target, activation_quantization, compute_dtype
 from .targets.rtx import contract as rtx_contract

@@ -154,7 +154,7 @@ def _num_blocks(limits: Limits, sequences: Sequence[Sequence[int]]) -> int:
 def _cpu_session(
     plan: pathlib.Path, num_blocks: int, num_threads: int
 ) -> contextlib.AbstractContextManager[_Session]:
-    from .targets.cpu.executor import CpuSession
+    from .targets.cpu.session import CpuSession
 
     return CpuSession(plan, num_blocks, num_threads=num_threads)
 

@@ -73,7 +73,9 @@ FLAGS: dict[str, Legacy] = {
     "--opt-num-tokens": Legacy(True, "optimum shapes follow from the limits"),
     "--input-timing-cache": Legacy(True, "builds use no timing cache: it would need the GPU"),
     "--output-timing-cache": Legacy(True, "builds use no timing cache: it would need the GPU"),
-    "--profiling-verbosity": Legacy(True, "the plan's layers are listed in targets/<name>/build.log"),
+    "--profiling-verbosity": Legacy(
+        True, "plansmith inspect ENGINE_DIR --plan lists the cpu plan's operations"
+    ),
     "--log-level": Legacy(True, "the compiler's log is in targets/<name>/build.log"),
     "--monitor-memory": Legacy(False, "peak memory is always in build_report.json"),
     "--fast-build": Legacy(False, "there is one kind of build"),

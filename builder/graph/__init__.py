@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .decoder import build_graph
 from .save import save
+from .weights import weight_bytes
 
-__all__ = ["build_graph", "save"]
+__all__ = ["build_graph", "save", "weight_bytes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -150,6 +151,15 @@ class WeightLoader:
             last.key, last.codes, last.scale = (name, group), codes, scale
             return codes, scale
         return last.codes, last.scale
+
+
+def weight_bytes(model: ir.Model) -> dict[str, int]:
+    """Return the bytes of a graph's weights by ONNX's name of their type in lower case; none is read."""
+    sizes: collections.Counter[str] = collections.Counter()
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            sizes[value.const_value.dtype.name.lower()] += value.const_value.nbytes
+    return dict(sizes)
 
 
 def _transposed(w: Array) -> Array:

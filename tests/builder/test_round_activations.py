@@ -15,7 +15,7 @@ from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import activation_group_size, precision
 from plansmith.builder.round_activations import round_activations
 from plansmith.builder.targets.cpu import compile_plan
-from plansmith.builder.targets.cpu.executor import CpuSession
+from plansmith.builder.targets.cpu.session import CpuSession
 from plansmith.builder.targets.reference import ReferenceSession
 from tiny_graph import RandomWeights, tiny_spec
 

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from ...machine import peak_rss_bytes
+
 # A line that matches means that the compiler builds something else than the graph says.
 FATAL_WARNINGS = re.compile(
     r"unused input|ignor(?:ed|ing) (?:input|attribute)|cast(?:ing)? down|clamp|"
@@ -35,14 +37,6 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(EXIT_ERROR)
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory this process has held so far (VmHWM; ru_maxrss would count the parent's before exec)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 class CompileFailed(Exception):

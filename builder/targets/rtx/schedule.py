@@ -12,8 +12,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ...graph import weight_bytes
 from ...graph.contract import is_pool
 from ...limits import Limits
+from ...machine import available_memory_bytes
 from ...spec import DecoderSpec
 from . import lowering, targets
 from .compile import Progress, RtxResult, Stopped, compile_plan, save_lowered
@@ -39,29 +41,10 @@ class CompileJob:
     progress: Progress | None = None
 
 
-def weight_bytes(model: ir.Model) -> int:
-    """Return the bytes of a graph's weights; none is read."""
-    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-
-
 def predicted_peak_bytes(model: ir.Model) -> int:
     """Return the memory that compiling the graph is expected to need at its peak."""
     layers = sum(is_pool(str(v.name)) for v in model.graph.inputs) // 2
-    return PEAK_BASE_BYTES + PEAK_LAYER_BYTES * layers + int(PEAK_FACTOR * weight_bytes(model))
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that can be had without swapping: MemAvailable, or the cgroup's rest where that is less."""
-    available = 1 << 62
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+    return PEAK_BASE_BYTES + PEAK_LAYER_BYTES * layers + int(PEAK_FACTOR * sum(weight_bytes(model).values()))
 
 
 def workers_for(jobs: Sequence[CompileJob], max_workers: int | None = None) -> int:

@@ -20,7 +20,7 @@ from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import precision
 from plansmith.builder.targets.cpu import Options, compile_plan
-from plansmith.builder.targets.cpu.executor import CpuSession
+from plansmith.builder.targets.cpu.session import CpuSession
 from plansmith.runtime.errors import UnsupportedError
 from tiny_models import FAMILIES, VOCAB_SIZE
 from transformers_reference import transformers_logits

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from plansmith.builder.checkpoint import open_checkpoint
-from plansmith.builder.graph import build_graph
+from plansmith.builder.graph import build_graph, weight_bytes
 from plansmith.builder.precision import precision
 from plansmith.builder.targets.rtx import child, profiles, schedule, targets
 from plansmith.builder.targets.rtx import compile as compiling
@@ -378,18 +378,20 @@ def test_prediction_covers_what_a_compile_takes(tmp_path: Path) -> None:
 def test_prediction_grows_with_weights_and_layers() -> None:
     one, two = (tiny_graph(tiny_spec(windows=(0,) * n)) for n in (1, 2))
     grown = schedule.predicted_peak_bytes(two) - schedule.predicted_peak_bytes(one)
-    assert grown == schedule.PEAK_LAYER_BYTES + 2 * (schedule.weight_bytes(two) - schedule.weight_bytes(one))
+    assert grown == schedule.PEAK_LAYER_BYTES + 2 * (
+        sum(weight_bytes(two).values()) - sum(weight_bytes(one).values())
+    )
 
 
 def test_weight_bytes_counts_four_bits_as_half_a_byte() -> None:
-    whole = schedule.weight_bytes(tiny_graph(SPEC))
+    whole = sum(weight_bytes(tiny_graph(SPEC)).values())
     by_hand = sum(
         int(np.prod(list(v.shape))) * 2
         for v in tiny_graph(SPEC).graph.initializers.values()
         if v.dtype.itemsize == 2
     )
     assert by_hand <= whole <= by_hand * 1.1
-    assert schedule.weight_bytes(tiny_graph(SPEC, recipe="int4")) < 0.6 * whole
+    assert sum(weight_bytes(tiny_graph(SPEC, recipe="int4")).values()) < 0.6 * whole
 
 
 def test_a_float_graph_without_pools_is_refused(tmp_path: Path) -> None:
