@@ -69,16 +69,16 @@ enum DType : uint32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3 };
 
 // How a matrix [rows N, cols K] lies in memory. Packed layouts pad N to a multiple of kTile and K
 // to a multiple of the k step with zeros (an int4 zero is the nibble 8).
-//   kRowMajor    [N][K]                        vectors (norm weights, biases: N = 1) and tables
-//   (cos, sin) kPackedN16   [N/16][K][16]                 F32 and BF16: one vector of 16 outputs
-//   for each k kPackedN16K4 [N/16][K/4][16][4]            I8: four k of one output side by side (a
-//   32-bit lane) kPackedN16K8 [N/16][K/8][16][4]            I4: byte j of an output holds k0+j (low
-//   nibble) and k0+4+j (high),
-//                                              stored as value + 8 (0..15)
-// Scales are float32 [N/16][num_groups][16]; num_groups = 1 (per output channel, group_size 0) or K
-// / group_size. `sums` (I8 and I4 only, float-free): int32 [N/16][num_groups][16], the sum over the
-// group's k of the stored value (I8: signed; I4: the unsigned nibble minus 8), for kernels that
-// offset the activations.
+//
+//   kRowMajor     [N][K]              vectors (norm weights, biases: N = 1), tables (cos, sin)
+//   kPackedN16    [N/16][K][16]       F32, BF16: one vector of 16 outputs for each k
+//   kPackedN16K4  [N/16][K/4][16][4]  I8: four k of an output side by side (a 32-bit lane)
+//   kPackedN16K8  [N/16][K/8][16][4]  I4: byte j of an output holds k0+j (low nibble) and k0+4+j
+//                                     (high nibble), stored as value + 8 (0..15)
+//
+// Scales are float32 [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
+// K / group_size. `sums` (I8 and I4 only, optional; no kernel reads them today) are int32
+// [N/16][num_groups][16]: the sum over the group's k of the value (of I4: nibble - 8).
 enum Layout : uint32_t { kRowMajor = 0, kPackedN16 = 1, kPackedN16K4 = 2, kPackedN16K8 = 3 };
 
 struct TensorRecord {
@@ -101,28 +101,26 @@ struct View {
 };
 
 enum OpCode : uint32_t {
-  // out[t, 0..E) = row input_ids[t] of tensors[0] (any layout, dequantized) * f[0]; E =
-  // tensors[0].cols
+  // out[t, 0..E) = row input_ids[t] of tensors[0] (any layout, dequantized) * f[0];
+  // E = tensors[0].cols
   kOpEmbed = 1,
-  // For each row and each of i[0] groups of i[1] columns of in[0]: out = x / sqrt(mean(x^2) + f[0])
-  // * tensors[0][i[1]].
-  // Weights that the family adds 1 to have it added at build. out may be in[0].
+  // For each row and each of i[0] groups of i[1] columns of in[0]:
+  // out = x / sqrt(mean(x^2) + f[0]) * tensors[0][i[1]]. Weights that the family adds 1 to have it
+  // added at build. out may be in[0].
   kOpRmsNorm = 2,
   // out[r, 0..N) (+)= in[0][r, 0..K) . tensors[0]^T + tensors[1] (bias, F32 [1, N], -1 = none).
   // i[0] = 1: add to out instead of writing. I8 and I4 weights: each row of the input is first
-  // quantized to int8
-  // (symmetric, scale = max|x| / 127 over the row, or over each group_size columns when i[1] = 1).
+  // quantized to int8 (symmetric, scale = max|x| / 127 over the row, or over each group_size
+  // columns when i[1] = 1).
   kOpLinear = 3,
   // In place on out: i[0] heads of i[1] columns; the first i[2] columns of each head are rotated as
-  // two halves
-  // (x1 cos - x2 sin, x2 cos + x1 sin) with row position_ids[t] of tensors[0] (cos) and tensors[1]
-  // (sin), F32 [P, i[2]/2].
+  // two halves (x1 cos - x2 sin, x2 cos + x1 sin) with row position_ids[t] of tensors[0] (cos) and
+  // tensors[1] (sin), F32 [P, i[2]/2].
   kOpRope = 4,
-  // Write k (in[1]) and v (in[2]) of the step's tokens into layer i[3]'s pools, then attend with q
-  // (in[0]).
-  // i[0] heads, i[1] KV heads, i[2] head size, i[4] window (a query at p sees p-window+1..p; 0 =
-  // all),
-  // f[0] scale of q.k, f[1] soft cap (0 = none: s -> cap * tanh(s / cap)).
+  // Write k (in[1]) and v (in[2]) of the step's tokens into layer i[3]'s part of the pool, then
+  // attend with q (in[0]). i[0] heads, i[1] KV heads, i[2] head size, i[4] window (a query at p
+  // sees p-window+1..p; 0 = all), f[0] scale of q.k, f[1] soft cap (0 = none: s -> cap * tanh(s /
+  // cap)).
   kOpPagedAttention = 5,
   // out = act(in[0]) * in[1] over i[0] columns; i[1]: 0 SiLU, 1 GELU (tanh), 2 GELU (erf)
   kOpGlu = 6,
