@@ -131,7 +131,7 @@ bench-peers: build $(VENV)/.test-deps  ## throughput beside OpenVINO GenAI and t
 bench-kernels: $(VENV)/.made  ## GB/s and GFLOP/s of the CPU kernels
 	$(BIN)/cmake -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_BENCH=ON
 	$(BIN)/cmake --build build/bench
-	build/bench/kernels_bench
+	build/bench/bench_kernels
 
 # ---------------------------------------------------------------- the rest
 
