@@ -52,7 +52,7 @@ class Checkpoint:
         return self._source.tokenizer_files()
 
     def fingerprint(self) -> str:
-        """Return the sha256 (hex) over config and weights; reads every byte once, and remembers the result."""
+        """Return the sha256 (hex) over the configs (of generation too) and weights; reads them once and remembers it."""
         if self._fingerprint is None:
             try:
                 self._fingerprint = hash_files(self._source.hashed_files())
