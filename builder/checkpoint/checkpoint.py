@@ -52,7 +52,7 @@ class Checkpoint:
         return self._source.tokenizer_files()
 
     def fingerprint(self) -> str:
-        """Return the sha256 (hex) over the configs (of generation too) and weights; reads them once and remembers it."""
+        """Return the sha256 (hex) over configs and weights, not the tokenizer; reads them once."""
         if self._fingerprint is None:
             try:
                 self._fingerprint = hash_files(self._source.hashed_files())
