@@ -121,9 +121,11 @@ typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 
 bench: bench-accuracy bench-peers  ## all measurements that docs/benchmarks.md shows
 
-bench-accuracy: build $(VENV)/.test-deps  ## engines against transformers: logits, tokens, KL, sizes, memory, start
+bench-accuracy: build $(VENV)/.test-deps  ## logits, tokens and KL against transformers; batch invariance, memory, start, KV waste
 	$(PY) bench/accuracy.py
+	$(PY) bench/batch_invariance.py
 	$(PY) bench/footprint.py
+	$(PY) bench/kv_waste.py
 
 bench-peers: build $(VENV)/.test-deps  ## throughput beside OpenVINO GenAI and transformers, in one run
 	$(PY) bench/throughput.py

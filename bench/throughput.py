@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precisions", default="int8", help="of plansmith, e.g. int8,int4,fp32")
+    parser.add_argument("--isa", default="avx2", help="run plansmith with these kernels too; empty for no")
     parser.add_argument("--peers", default="int8,fp32", help="OpenVINO precisions; empty for none")
     parser.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu")
     args = parser.parse_args()
@@ -87,6 +88,10 @@ def main() -> None:
     requests = PEER_WORK / "requests.json"
     requests.parent.mkdir(parents=True, exist_ok=True)
     runs = {f"plansmith {p}": bench_command(engines[p], requests, args.threads) for p in precisions}
+    if args.isa:
+        for p in precisions:
+            command = bench_command(engines[p], requests, args.threads)
+            runs[f"plansmith {p} ({args.isa} kernels)"] = [*command, "--isa", args.isa]
     python = PEER_WORK / "venv-openvino" / "bin" / "python"
     for precision in peers:
         command = [str(python), str(PEER), "run", "--model", str(PEER_WORK / f"openvino-{precision}")]

@@ -20,7 +20,12 @@ MaxBatchSize = Annotated[
     int, typer.Option("--max-batch-size", min=0, help="Most requests in a step; 0 = the engine's limit.")
 ]
 MaxNumTokens = Annotated[
-    int, typer.Option("--max-num-tokens", min=0, help="Most tokens in a step; 0 = the engine's limit.")
+    int,
+    typer.Option(
+        "--max-num-tokens",
+        min=0,
+        help="Most tokens in a step; 0 = 512, or the engine's limit if that is less.",
+    ),
 ]
 KvCacheBytes = Annotated[
     int,
@@ -32,6 +37,12 @@ SchedulerPolicy = Annotated[
     str,
     typer.Option(
         "--scheduler-policy", help="guaranteed_no_evict, or max_utilization, which may pause requests."
+    ),
+]
+Isa = Annotated[
+    str | None,
+    typer.Option(
+        "--isa", help="Kernels of the cpu target: portable, avx2 or avx512vnni; default: the best here."
     ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the random numbers.")]
@@ -47,6 +58,7 @@ def open_engine(
     kv_cache_bytes: int,
     scheduler_policy: str,
     *,
+    isa: str | None = None,
     verify_hashes: bool = False,
     iter_stats_max_iterations: int = 1000,
 ) -> Engine:
@@ -55,6 +67,7 @@ def open_engine(
         engine_dir,
         target,
         num_threads=threads,
+        isa=isa,
         max_batch_size=max_batch_size,
         max_num_tokens=max_num_tokens,
         kv_cache_bytes=kv_cache_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,8 +15,10 @@ from rich.table import Table
 
 from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import Error, InvalidArgumentError
+from ..runtime.prompts import check_lengths
 from . import _options as options
 from ._measure import PERCENTILES, Load, run_workload
+from ._output import print_json
 from ._workload import Work, random_workload, read_workload
 
 # Step records kept for a run; more steps than that only make the means of the last ones.
@@ -30,7 +31,9 @@ def bench(
         Path | None, typer.Option("--workload", help='A JSON file of {"prompt_ids": [..], "output_len": n}.')
     ] = None,
     set_name: Annotated[str | None, typer.Option("--set", help="Which set of the workload file.")] = None,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="Random requests.")] = 16,
+    requests: Annotated[
+        int, typer.Option("--requests", min=1, max=1_000_000, help="Random requests.")
+    ] = 16,
     input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a random prompt.")] = 128,
     output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens to generate for it.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random prompts and arrivals.")] = 0,
@@ -40,10 +43,15 @@ def bench(
     rate: Annotated[
         float, typer.Option("--rate", min=0.0, help="Mean arrivals a second (Poisson); 0 = all at once.")
     ] = 0.0,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Short requests run first, unmeasured.")] = 2,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; the median one is reported.")] = 1,
+    warmup: Annotated[
+        int, typer.Option("--warmup", min=0, max=1000, help="Short requests run first, unmeasured.")
+    ] = 2,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, max=1000, help="Runs; the median one is reported.")
+    ] = 1,
     target: options.Target = "cpu",
     threads: options.Threads = 0,
+    isa: options.Isa = None,
     max_batch_size: options.MaxBatchSize = 0,
     max_num_tokens: options.MaxNumTokens = 0,
     kv_cache_bytes: options.KvCacheBytes = 0,
@@ -59,18 +67,19 @@ def bench(
         raise InvalidArgumentError("--set names a set of a workload file; give --workload")
     flags = (max_batch_size, max_num_tokens, kv_cache_bytes, scheduler_policy)
     with options.open_engine(
-        engine_dir, target, threads, *flags, iter_stats_max_iterations=_MAX_ITERATIONS
+        engine_dir, target, threads, *flags, isa=isa, iter_stats_max_iterations=_MAX_ITERATIONS
     ) as engine:
         if workload is not None:
             works = read_workload(workload, set_name)
         else:
+            check_lengths(input_len, SamplingParams(max_tokens=output_len), engine.model_info)
             vocab_size = engine.model_info.vocab_size
             works = random_workload(requests, input_len, output_len, vocab_size, seed)
         _check(engine, works)
         _warm_up(engine, works, warmup)
         runs = _measure(engine, works, Load(concurrency, rate, seed), repeat)
     result = _result(engine_dir, target, runs)
-    print(json.dumps(result)) if as_json else _print_report(result)
+    print_json(result, indent=None) if as_json else _print_report(result)
     failures = [failure for run in runs for failure in run["failures"]]
     if failures:
         print(f"plansmith: {len(failures)} requests failed; the first: {failures[0]}", file=sys.stderr)

@@ -31,6 +31,8 @@ from .tokenizer import Tokenizer
 _EngineT = TypeVar("_EngineT", bound="EngineBase")
 # So many of the prompt's last tokens tell the detokenizer how the text goes on; a character has at most 4 bytes.
 _PRIMING_TOKENS = 8
+# A step of so many tokens keeps a CPU's matrix products at their peak already; longer ones only delay first tokens.
+_CPU_TOKEN_BUDGET = 512
 
 
 class EngineBase:
@@ -79,12 +81,17 @@ class EngineBase:
         """Open one target of an engine directory.
 
         num_threads : of the cpu target; 0 = one a core
+        max_num_tokens : token budget of a step; 0 = 512 on the cpu target, or the engine's limit where that is less or
+            prompts are not cut
         pin_threads, isa : see cpu_executor
         verify_hashes : read every file of the target and compare its sha256; sizes are always compared
         the others : see EngineOptions
         raises EngineFileError for a damaged directory or a target that is not in it, UnsupportedError for a target
             that this installation cannot run
         """
+        manifest = load_manifest(engine_dir)
+        if max_num_tokens == 0 and enable_chunked_context:
+            max_num_tokens = min(max(_CPU_TOKEN_BUDGET, max_batch_size), manifest.limits.max_num_tokens)
         options = EngineOptions(
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
@@ -95,7 +102,6 @@ class EngineBase:
             iter_stats_max_iterations=iter_stats_max_iterations,
             manual_step=manual_step,
         )
-        manifest = load_manifest(engine_dir)
         plan = manifest.plan_path(target)
         if target != "cpu":
             raise UnsupportedError(
