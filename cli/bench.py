@@ -31,9 +31,7 @@ def bench(
         Path | None, typer.Option("--workload", help='A JSON file of {"prompt_ids": [..], "output_len": n}.')
     ] = None,
     set_name: Annotated[str | None, typer.Option("--set", help="Which set of the workload file.")] = None,
-    requests: Annotated[
-        int, typer.Option("--requests", min=1, max=1_000_000, help="Random requests.")
-    ] = 16,
+    requests: Annotated[int, typer.Option("--requests", min=1, max=1_000_000, help="Random requests.")] = 16,
     input_len: Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a random prompt.")] = 128,
     output_len: Annotated[int, typer.Option("--output-len", min=1, help="Tokens to generate for it.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random prompts and arrivals.")] = 0,
