@@ -157,7 +157,7 @@ def test_rounded_activations_cost_little(
     path = tiny_checkpoint(family)
     with open_session(compiled(path, recipe, tmp_path), None) as session:
         cost = mean_kl(transformers_logits(path, sequences(), recipe), run(session))
-    assert 0 < cost < 0.01  # measured: 0.0005 (gemma2) to 0.0024 (llama3)
+    assert 0 < cost < 0.01  # measured: 0.0004 (gemma2) to 0.0023 (llama3)
 
 
 def test_a_step_without_logits_rows_keeps_its_keys_and_values(
