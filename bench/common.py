@@ -76,8 +76,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def store(name: str, results: dict[str, Any]) -> None:
-    """Write docs/results/<name>.json, the machine beside the results."""
+    """Write docs/results/<name>.json, the machine beside the results; paths are relative to the repository."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n")
+    text = json.dumps({"machine": machine(), **results}, indent=1) + "\n"
+    path.write_text(text.replace(f"{ROOT}/", ""))
     print(f"\nstored in {path.relative_to(ROOT)}")
