@@ -14,6 +14,7 @@ from ..runtime.manifest_entries import TargetEntry, TokenizerEntry
 from .build_key import target_key
 from .build_report import BuildReport, TargetReport, read_targets
 from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint.tokenizer_check import check_tokenizer_opens
 from .compile import (
     Compiled,
     CompileRequest,
@@ -56,6 +57,7 @@ def plan_build(
     found = find_targets(targets)
     given = {name: value for name, value in (limits or {}).items() if value is not None}
     opened = open_checkpoint(checkpoint, given.get("max_seq_len"))
+    check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
     made = make_limits(opened.spec.max_position_embeddings, **given)
     recipe = choose_precision(precision, opened.spec, found)
     for target in found:

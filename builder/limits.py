@@ -69,7 +69,8 @@ def make_limits(
         )
     if tokens_per_block not in (8, 16, 32, 64, 128):
         raise InvalidArgumentError(
-            f"--tokens_per_block is {tokens_per_block}, it must be one of 8, 16, 32, 64, 128"
+            f"--tokens_per_block is {tokens_per_block}, it must be one of 8, 16, 32, 64, 128; "
+            "give another --tokens_per_block"
         )
     if max_beam_width != 1:
         raise InvalidArgumentError(

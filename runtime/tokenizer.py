@@ -12,8 +12,9 @@ import tokenizers
 
 from .chat import ChatTemplate
 from .detokenizer import Detokenizer, StageMaker, stage_makers
-from .errors import EngineFileError, UnsupportedError
+from .errors import EngineFileError, InvalidArgumentError, UnsupportedError
 
+FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -57,22 +58,42 @@ class Tokenizer:
         raises EngineFileError when tokenizer.json is missing or a file is damaged
         """
         directory = Path(directory)
-        path = directory / "tokenizer.json"
-        if not path.is_file():
+        paths = [directory / name for name in FILES if (directory / name).is_file()]
+        try:
+            return cls.from_files({path.name: path.read_bytes() for path in paths}, str(directory))
+        except OSError as error:
             raise EngineFileError(
-                f"{directory} has no tokenizer.json; build the engine from a checkpoint that has a fast tokenizer, "
+                f"{error.filename} cannot be read: {error.strerror}; check its rights"
+            ) from error
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], where: str) -> Tokenizer:
+        """Read the contents of the files that from_directory names.
+
+        where : their directory, for errors
+        raises EngineFileError when tokenizer.json is missing or a file is damaged
+        """
+        if "tokenizer.json" not in files:
+            raise EngineFileError(
+                f"{where} has no tokenizer.json; build the engine from a checkpoint that has a fast tokenizer, "
                 "or give prompts as token ids"
             )
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
         except Exception as error:  # the library raises plain Exception
-            raise EngineFileError(f"{path} is not a tokenizer that can be read: {error}") from error
-        template = directory / "chat_template.jinja"
+            raise EngineFileError(
+                f"{where}/tokenizer.json is not a tokenizer that can be read: {error}"
+            ) from error
+        template = files.get("chat_template.jinja")
+        try:
+            text = None if template is None else template.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise EngineFileError(f"{where}/chat_template.jinja is not UTF-8: {error}") from error
         return cls(
             backend,
-            config=_read_json(directory / "tokenizer_config.json"),
-            generation_config=_read_json(directory / "generation_config.json"),
-            chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+            config=_read_json(files, "tokenizer_config.json", where),
+            generation_config=_read_json(files, "generation_config.json", where),
+            chat_template=text,
         )
 
     @property
@@ -82,7 +103,15 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`, with the special tokens of the tokenizer's own template (mostly a BOS)."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (
+            TypeError
+        ):  # the library takes Unicode only; Python's and JSON's texts can hold halves of UTF-16 pairs
+            halves = [c for c in text if "\ud800" <= c <= "\udfff"]
+            raise InvalidArgumentError(
+                f"the text holds {halves[:1]!r}, half of a character in UTF-16; give Unicode text (read it as UTF-8)"
+            ) from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all ids together. Ids that are not in the vocabulary have no text."""
@@ -121,17 +150,13 @@ class Tokenizer:
         return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read_json(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EngineFileError(f"{path} is not JSON: {error}; build the engine again") from error
+        value = json.loads(files.get(name, b"{}").decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise EngineFileError(f"{where}/{name} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise EngineFileError(
-            f"{path} holds a {type(value).__name__}, it must be an object; build the engine again"
-        )
+        raise EngineFileError(f"{where}/{name} holds a {type(value).__name__}, it must be an object")
     return value
 
 
@@ -146,6 +171,6 @@ def _default_template(config: Mapping[str, Any]) -> str | None:
     """Return tokenizer_config.json's template; of a list of named ones, "default"."""
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
         template = named.get("default")
     return template if isinstance(template, str) else None

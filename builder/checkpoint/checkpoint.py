@@ -42,6 +42,12 @@ class Checkpoint:
         self.weights: WeightSource = source.weights
         self._source = source
         self._fingerprint: str | None = None
+        beyond = [one for one in self.spec.eos_token_ids if one >= self.spec.vocab_size]
+        if beyond:
+            raise CheckpointError(
+                f"{path}: eos_token_id is {beyond[0]}, the model's vocabulary has {self.spec.vocab_size}; "
+                "correct it in generation_config.json or config.json"
+            )
 
     def tokenizer_files(self) -> dict[str, Path | bytes]:
         """Return the tokenizer's files, name -> path or content.

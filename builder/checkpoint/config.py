@@ -6,7 +6,6 @@ family asked for and no list below calls harmless.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,15 +58,18 @@ _HARMLESS_AT: dict[str, tuple[object, ...]] = {
 }
 
 
+_FLOAT32_MAX = (2 - 2**-23) * 2**127
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Return whether a JSON value is a finite number that float() takes."""
+    """Return whether a JSON value is a finite number in float32, in which plans hold it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 1 << 63
-    return isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, float) and abs(value) <= _FLOAT32_MAX
 
 
 class Config:

@@ -60,7 +60,9 @@ def find_family(data: Mapping[str, Any], where: str) -> Family:
     experts = [name for name in _MOE_FIELDS if data.get(name) not in (None, 0)]
     if experts or (isinstance(kind, str) and ("moe" in kind or kind == "mixtral")):
         why = f"{experts[0]} = {data[experts[0]]!r}" if experts else f"model_type {kind!r}"
-        raise CheckpointError(f"{where}: is a mixture of experts ({why}), only dense models are supported")
+        raise CheckpointError(
+            f"{where}: is a mixture of experts ({why}), only dense models are supported; give a dense one"
+        )
     if data.get("quantization_config") is not None:
         method = data["quantization_config"]
         method = method.get("quant_method") if isinstance(method, dict) else method
@@ -77,13 +79,17 @@ def find_family(data: Mapping[str, Any], where: str) -> Family:
             "of a model that transformers has built in"
         )
     if family is None:
-        hint = "; it has a vision part, use a text-only checkpoint" if "text_config" in data else ""
-        raise CheckpointError(f"{where}: model_type is {kind!r}, supported are {', '.join(FAMILIES)}{hint}")
+        hint = (
+            "it has a vision part, use a text-only checkpoint"
+            if "text_config" in data
+            else "give one of those"
+        )
+        raise CheckpointError(f"{where}: model_type is {kind!r}, supported are {', '.join(FAMILIES)}; {hint}")
     architectures = data.get("architectures")
     if architectures is not None and architectures != [family.architecture]:
         raise CheckpointError(
             f"{where}: architectures is {architectures!r}, for model_type {kind!r} only [{family.architecture!r}] "
-            "is supported"
+            "is supported; give a checkpoint of a text-generating model"
         )
     return family
 
@@ -164,7 +170,7 @@ def _indexed_files(directory: Path, index: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(
-                f"{index}: names {name!r}, wanted a .safetensors file of the same directory"
+                f"{index}: names {name!r}, wanted a .safetensors file of the same directory; download it again"
             )
         if not (directory / name).is_file():
             raise CheckpointError(f"{directory / name}: is missing, {index.name} names it; download it again")

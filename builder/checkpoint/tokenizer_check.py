@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import CheckpointError
+from ...runtime.errors import CheckpointError, EngineFileError
+from ...runtime.tokenizer import Tokenizer
 
 
 def check_tokenizer(path: Path, vocab_size: int) -> None:
@@ -15,6 +17,8 @@ def check_tokenizer(path: Path, vocab_size: int) -> None:
     A table larger than the tokenizer is usual padding.
     """
     try:
+        if not path.is_file():
+            raise FileNotFoundError
         content = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(
@@ -24,6 +28,21 @@ def check_tokenizer(path: Path, vocab_size: int) -> None:
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
     check_tokenizer_bytes(content, vocab_size, str(path))
+
+
+def check_tokenizer_opens(files: Mapping[str, Path | bytes], where: str) -> None:
+    """Check that the runtime can open these files, chat template included; CheckpointError says why not.
+
+    files : name -> path or content, as Checkpoint.tokenizer_files gives them
+    where : the checkpoint, for the error
+    """
+    try:
+        contents = {name: one if isinstance(one, bytes) else one.read_bytes() for name, one in files.items()}
+        Tokenizer.from_files(contents, where)
+    except OSError as e:
+        raise CheckpointError(f"{e.filename}: cannot be read ({e.strerror}); check its rights") from e
+    except EngineFileError as e:
+        raise CheckpointError(f"{e}; correct it, or download the checkpoint again") from e
 
 
 def check_tokenizer_bytes(content: bytes, vocab_size: int, where: str) -> None:

@@ -20,6 +20,8 @@ from .quantize import quantize_int4, quantize_int8
 
 Array = npt.NDArray[Any]
 
+_SLICE_ELEMENTS = 1 << 18  # checked at a time, so that little more than the result is held
+
 
 @dataclasses.dataclass
 class _Last:
@@ -79,8 +81,10 @@ class WeightLoader:
         """Return a norm's weight in float32 with the family's offset added."""
 
         def read() -> Array:
-            w: Array = np.asarray(self._source.get(name)).astype(np.float32) + np.float32(offset)
-            return w
+            w = np.asarray(self._source.get(name))
+            _check_finite(w, name)
+            shifted: Array = w.astype(np.float32) + np.float32(offset)
+            return shifted
 
         return self.g.lazy(name, ir.DataType.FLOAT, self._source.shape(name), read)
 
@@ -119,6 +123,7 @@ class WeightLoader:
 
     def _plain(self, name: str, dtype: ir.DataType) -> Array:
         w = np.asarray(self._source.get(name))
+        _check_finite(w, name)
         wanted = dtype.numpy()
         if w.dtype == wanted:
             return w
@@ -160,6 +165,26 @@ def weight_bytes(model: ir.Model) -> dict[str, int]:
         if value.const_value is not None:
             sizes[value.const_value.dtype.name.lower()] += value.const_value.nbytes
     return dict(sizes)
+
+
+def _check_finite(w: Array, name: str) -> None:
+    """Raise CheckpointError if a weight is NaN or infinite."""
+    step = max(1, _SLICE_ELEMENTS // max(1, w[:1].size))
+    for i in range(0, len(w), step):
+        if not _all_finite(w[i : i + step]):
+            raise CheckpointError(
+                f"{name} has weights that are NaN or infinite; the checkpoint is damaged or overflowed when it was "
+                "converted: get it again"
+            )
+        release_pages(w[i : i + step])
+
+
+def _all_finite(part: Array) -> bool:
+    if part.itemsize != 2:
+        return bool(np.isfinite(part).all())
+    # numpy's own is 5 times slower on these
+    exponent = np.uint16(0x7F80 if part.dtype == ml_dtypes.bfloat16 else 0x7C00)
+    return bool(((part.view(np.uint16) & exponent) != exponent).all())
 
 
 def _transposed(w: Array) -> Array:

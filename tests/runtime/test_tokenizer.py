@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import toy_tokenizers
-from plansmith.runtime.errors import EngineFileError
+from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
 from plansmith.runtime.tokenizer import Tokenizer
 
 
@@ -100,4 +100,17 @@ def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(directory: Path, name: str, content: str) -> None:
     (directory / name).write_text(content)
     with pytest.raises(EngineFileError, match=name):
+        Tokenizer.from_directory(directory)
+
+
+def test_half_a_character_is_refused(directory: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="half of a character"):
+        Tokenizer.from_directory(directory).encode("a\ud800b")
+
+
+def test_templates_that_are_no_text_are_refused_or_left_out(directory: Path) -> None:
+    write(directory / "tokenizer_config.json", {"chat_template": [{"x": 1}, 3]})
+    assert Tokenizer.from_directory(directory).chat_template is None
+    (directory / "chat_template.jinja").write_bytes(b"{{ \xff }}")
+    with pytest.raises(EngineFileError, match=r"chat_template\.jinja is not UTF-8"):
         Tokenizer.from_directory(directory)

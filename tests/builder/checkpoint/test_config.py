@@ -147,6 +147,7 @@ def test_missing_fields_take_the_defaults(tmp_path: Path) -> None:
         ("llama", {"hidden_size": "wide"}, ["hidden_size", "wide", "integer"]),
         ("llama", {"hidden_size": True}, ["hidden_size", "True"]),
         ("llama", {"rms_norm_eps": 0}, ["rms_norm_eps", "0"]),
+        ("llama", {"rms_norm_eps": 1e40}, ["rms_norm_eps", "1e+40"]),
         ("llama", {"attention_bias": None}, ["attention_bias", "true or false"]),
         ("llama", {"eos_token_id": [-3]}, ["eos_token_id", "-3"]),
         ("llama", {"head_dim": 15}, ["15", "even"]),

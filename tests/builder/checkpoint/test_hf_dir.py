@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from plansmith.builder.build import plan_build
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.runtime.errors import CheckpointError
 from tiny_models import make_tiny
@@ -166,6 +168,26 @@ def test_tokenizer_that_is_missing_damaged_or_too_large(copy: Path) -> None:
     fails(copy, "has no tokens")
     (copy / "tokenizer.json").unlink()
     fails(copy, "tokenizer.json", "is missing", "AutoTokenizer")
+    os.mkfifo(copy / "tokenizer.json")  # reading it would never end
+    fails(copy, "tokenizer.json", "is missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b'{"model": {"type": "Unheard-of", "vocab": {"a": 0}, "merges": []}}'),
+        ("tokenizer.json", b'{"model": {"vocab": {"a": true}}}'),
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b'{"chat_template": "{% if %}"}'),
+        ("chat_template.jinja", b"{% if %}"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_tokenizer_the_runtime_cannot_open_is_not_built(name: str, content: bytes, copy: Path) -> None:
+    (copy / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}|chat template"):
+        plan_build(copy, ["cpu"])
 
 
 def test_a_table_larger_than_the_tokenizer_is_padding(tmp_path: Path) -> None:
@@ -187,6 +209,8 @@ def test_tokenizer_files_and_end_of_sequence(copy: Path) -> None:
     assert all(isinstance(path, Path) and path.is_file() for path in files.values())
     (copy / "generation_config.json").write_text('{"eos_token_id": "x"}')
     fails(copy, "generation_config.json", "eos_token_id")
+    (copy / "generation_config.json").write_text('{"eos_token_id": [2, 320]}')
+    fails(copy, "eos_token_id is 320", "vocabulary has 320", "generation_config.json")
 
 
 def test_fingerprint_follows_config_and_weights(copy: Path) -> None:

@@ -195,3 +195,21 @@ def test_float16_overflow_is_refused() -> None:
     model = build_graph(spec, Huge(spec), precision("fp16"), LIMITS)
     with pytest.raises(CheckpointError, match=r"layers\.0\.q\.weight.*bf16"):
         model.graph.initializers["layers.0.q.weight"].const_value.numpy()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fp16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_weights_that_are_not_finite_are_refused_at_every_precision(recipe: str, bad: float) -> None:
+    class Damaged(RandomWeights):
+        def get(self, name: str) -> Any:
+            w = np.array(super().get(name))
+            w.reshape(-1)[-1] = bad
+            return w
+
+    spec = tiny_spec(**EVERYTHING)
+    model = build_graph(spec, Damaged(spec), precision(recipe), LIMITS)
+    names = {name.removesuffix(".scale") for name in model.graph.initializers} & set(Damaged(spec).names())
+    assert {"embed.weight", "final_norm.weight", "layers.0.q.bias", "layers.0.down.weight"} <= names
+    for name in names:
+        with pytest.raises(CheckpointError, match=rf"{name}.*NaN or infinite"):
+            model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]
