@@ -55,10 +55,13 @@ class BuildReport:
 
 def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:
     """Return the targets of a directory's report; what cannot be read is left out, nothing depends on it."""
+    path = directory / REPORT_NAME
     try:
-        content = json.loads((directory / REPORT_NAME).read_text(encoding="utf-8"))
+        if not path.is_file():  # a pipe would never end
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
         return {name: _read_target(one) for name, one in content["targets"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -57,18 +57,31 @@ def replacing(out_dir: pathlib.Path) -> Iterator[Work]:
         OutOfMemoryError when the disk is full. After an error or a kill, out_dir is as it was.
     """
     out_dir = destination(out_dir)
-    with _lock(out_dir):
+    work = Work(out_dir.parent / f"{_prefix(out_dir)}{os.getpid()}.new")
+    with _parents(out_dir), _disk_errors(work), _lock(out_dir):
         _clean(out_dir)
-        work = Work(out_dir.parent / f"{_prefix(out_dir)}{os.getpid()}.new")
         work.path.mkdir()
         try:
-            with _disk_errors(work):
-                yield work
-                if not work.kept_old:
-                    sync_tree(work.path)
-                    _swap(work.path, out_dir)
+            yield work
+            if not work.kept_old:
+                sync_tree(work.path)
+                _swap(work.path, out_dir)
         finally:
             shutil.rmtree(work.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _parents(out_dir: pathlib.Path) -> Iterator[None]:
+    """Make the directories above out_dir; after an error those that were made and hold nothing are removed."""
+    missing = [path for path in out_dir.parents if not path.exists()]
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 @contextlib.contextmanager
@@ -77,28 +90,39 @@ def _disk_errors(work: Work) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if error.errno not in NO_SPACE and "requested and" not in str(
+            error
+        ):  # numpy's words for a short write
             raise
         raise _no_space(work, error.strerror or "no space left") from error
 
 
 def _no_space(work: Work, why: str) -> OutOfMemoryError:
-    free = shutil.disk_usage(work.path).free
+    free = shutil.disk_usage(work.path.parent).free
+    needed = f"about {work.needed_bytes / 1e6:.0f} MB needed, " if work.needed_bytes else ""
     return OutOfMemoryError(
-        f"the engine does not fit on the disk of {work.path.parent}: about {work.needed_bytes / 1e6:.0f} MB needed, "
-        f"{free / 1e6:.0f} MB free ({why}); free some space, build fewer targets at once, or give another -o"
+        f"the engine does not fit on the disk of {work.path.parent}: {needed}{free / 1e6:.0f} MB free ({why}); free "
+        "some space, build fewer targets at once, or give another -o"
     )
 
 
 def destination(out_dir: pathlib.Path) -> pathlib.Path:
-    """Return out_dir as an absolute path, its parent made; InvalidArgumentError when no engine can go there."""
-    out_dir = pathlib.Path(os.path.abspath(out_dir))  # noqa: PTH100 - resolve() would follow the last link too early
-    out_dir = out_dir.resolve() if out_dir.is_symlink() else out_dir
-    _check_destination(out_dir)
+    """Return out_dir as an absolute path; InvalidArgumentError when no engine can go there. Nothing is made."""
+    out_dir = pathlib.Path(os.path.abspath(out_dir))  # noqa: PTH100 - realpath would follow the last link too early
+    try:
+        out_dir = pathlib.Path(os.path.realpath(out_dir)) if out_dir.is_symlink() else out_dir
+        str(out_dir).encode()
+        _check_destination(out_dir)
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"the path {str(out_dir)!r} is not UTF-8; give another -o") from None
+    except OSError as error:
+        raise InvalidArgumentError(f"{out_dir} cannot be used: {error.strerror}; give another -o") from error
     return out_dir
 
 
 def _check_destination(out_dir: pathlib.Path) -> None:
+    if out_dir.is_symlink():
+        raise InvalidArgumentError(f"{out_dir} is a symbolic link that leads to itself; give another -o")
     if out_dir.exists() and not out_dir.is_dir():
         raise InvalidArgumentError(f"{out_dir} is a file, an engine is a directory; give another -o")
     if out_dir.is_dir():
@@ -113,15 +137,12 @@ def _check_destination(out_dir: pathlib.Path) -> None:
                 f"{out_dir} holds files but no {MANIFEST_NAME}, so it is no engine and is not replaced; give a new or "
                 "an empty directory with -o"
             )
-    try:
-        out_dir.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    parent = next(path for path in out_dir.parents if path.exists() or path.is_symlink())
+    if not parent.is_dir():
+        raise InvalidArgumentError(f"{parent} is no directory, so nothing can go below it; give another -o")
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise InvalidArgumentError(
-            f"{out_dir.parent} cannot be made: {error.strerror}; give another -o"
-        ) from error
-    if not os.access(out_dir.parent, os.W_OK | os.X_OK):
-        raise InvalidArgumentError(
-            f"{out_dir.parent} cannot be written to; give another -o or change its permissions"
+            f"{parent} cannot be written to; give another -o or change its permissions"
         )
 
 

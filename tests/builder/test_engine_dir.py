@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import signal
@@ -85,7 +86,7 @@ def test_what_is_no_engine_is_never_replaced(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
     with pytest.raises(InvalidArgumentError, match=r"mount point.*inside it"):
         write(pathlib.Path("/dev/shm" if os.path.ismount("/dev/shm") else "/"), "1")
-    with pytest.raises(InvalidArgumentError, match="cannot be made"):
+    with pytest.raises(InvalidArgumentError, match="is no directory"):
         write(tmp_path / "thesis.tex" / "below" / "engine", "1")
 
 
@@ -185,6 +186,45 @@ def test_disk_full(tmp_path: pathlib.Path) -> None:
         assert list(tmp_path.iterdir()) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_no_room_for_the_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OutOfMemoryError, match="MB free"):
+        write(tmp_path / "engine", "1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parents_are_made_for_a_whole_engine_only(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").mkdir()
+    out = tmp_path / "a" / "b" / "c" / "engine"
+    with pytest.raises(KeyboardInterrupt), engine_dir.replacing(out):
+        raise KeyboardInterrupt
+    assert list((tmp_path / "a").iterdir()) == []
+    with pytest.raises(BuildError), engine_dir.replacing(out):
+        (out.parent / "engine.sm89.log").write_text("kept")
+        raise BuildError("no")
+    assert [path.name for path in out.parent.iterdir()] == ["engine.sm89.log"]
+    write(out, "1")
+    assert out.is_dir()
+
+
+def test_destinations_that_lead_nowhere(tmp_path: pathlib.Path) -> None:
+    loop, file = tmp_path / "loop", tmp_path / "file"
+    loop.symlink_to(loop)
+    file.write_text("x")
+    for out, words in (
+        (loop, "leads to itself"),
+        (loop / "engine", "loop is no directory"),
+        (file / "engine", "file is no directory"),
+        (tmp_path / "\udcff", "is not UTF-8"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            engine_dir.destination(out)
 
 
 def test_carry_over(tmp_path: pathlib.Path) -> None:
