@@ -6,19 +6,24 @@ matters to those commands alone that need it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import importlib
+import io
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from ..runtime.errors import BuildError, Error
+from ..runtime.errors import BuildError, Error, InvalidArgumentError
 from . import legacy
+
+T = TypeVar("T")
 
 # name -> (module of this folder, function, one line for the list of commands)
 COMMANDS = {
@@ -36,12 +41,50 @@ CHECKPOINT_COMMANDS = {
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Parse, run, and exit the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
     signal.signal(signal.SIGTERM, _terminate)
-    words = legacy.normalize(given)
-    if words[:1] == ["build"]:
-        words = ["build", *guarded(legacy.translate)(words[1:])]
-    make_app(words)(args=words, prog_name="plansmith")
+    _prepare_streams()
+    words = guarded(_words, as_json)(given)
+    app = guarded(make_app, as_json)(words)
+    try:
+        guarded(app, as_json)(args=words, prog_name="plansmith")
+    except SystemExit as end:
+        if end.code == 2 and as_json:  # Typer has said on stderr what is wrong
+            _print_error("UsageError", "the command line is not understood; standard error says where")
+        raise
     sys.exit(0)
+
+
+def _words(given: Sequence[str]) -> list[str]:
+    """Return the command line in our own names, all of it text."""
+    words = legacy.normalize([_text(word) for word in given])
+    return ["build", *legacy.translate(words[1:])] if words[:1] == ["build"] else words
+
+
+def _text(word: str) -> str:
+    """Return an argument as text that can be encoded, whatever the locale; the bytes are UTF-8 or it is refused."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(word).decode()
+        except UnicodeError:
+            raise InvalidArgumentError(
+                f"the argument {word!r} is not UTF-8; write it in UTF-8, or rename the file"
+            ) from None
+    return word
+
+
+def _prepare_streams() -> None:
+    """Give closed standard streams a place, and let no character fail where the locale cannot show it."""
+    while (hole := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a plan would be written into descriptor 1
+        pass
+    os.close(hole)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -70,7 +113,7 @@ def _register(app: typer.Typer, commands: dict[str, tuple[str, str, str]], words
     for name, (module, function, line) in commands.items():
         if name in words[:1]:
             body = getattr(importlib.import_module(f".{module}", __package__), function)
-            app.command(name, short_help=line)(guarded(body))
+            app.command(name, short_help=line)(guarded(body, "--json" in words))
         else:
             app.command(name, help=line)(_absent)
 
@@ -99,16 +142,18 @@ def _root(
     """Compile checkpoints into engines for CPUs and GPUs, check them, and run them."""
 
 
-def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `body` with its errors as one sentence on stderr and exit code 1; with --json also as JSON on stdout.
+def guarded(body: Callable[..., T], as_json: bool) -> Callable[..., T]:
+    """Return `body` with its errors as one sentence on stderr and exit code 1; with as_json also as JSON on stdout.
 
     PLANSMITH_TRACEBACK=1 lets the exception through instead.
     """
 
     @functools.wraps(body)
-    def call(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> T:
         try:
-            return body(*arguments, **options)
+            result = body(*arguments, **options)
+            sys.stdout.flush()  # what does not fit on the disk must show as an error
+            return result
         except KeyboardInterrupt:
             print("plansmith: interrupted", file=sys.stderr)
             sys.exit(130)
@@ -117,7 +162,7 @@ def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
             foreign = type(error).__module__.partition(".")[0] in ("typer", "click")
             if foreign or isinstance(error, BrokenPipeError) or os.environ.get("PLANSMITH_TRACEBACK") == "1":
                 raise
-            _report(error, bool(options.get("as_json")))
+            _report(error, as_json)
             sys.exit(1)
 
     return call
@@ -131,14 +176,30 @@ def _report(error: Exception, as_json: bool) -> None:
         for line in error.log_lines[-8:]:
             print(f"    {line}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": {"kind": type(error).__name__, "message": text}}))
+        _print_error(type(error).__name__, text)
+    try:
+        sys.stdout.flush()
+    except OSError:  # nothing more can be said there; or the interpreter would try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _print_error(kind: str, text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(json.dumps({"error": {"kind": kind, "message": text}}))
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free some space, or write elsewhere" if full else "check the path and its rights"
+        return f"{where}{error.strerror or error}; {fix}"
+    if isinstance(error, UnicodeError):
+        return f"a text is not UTF-8 ({error}); save it as UTF-8, or set LC_ALL=C.UTF-8"
+    if isinstance(error, MemoryError):
+        return f"out of memory ({error}); ask for less at once, or take a machine with more memory"
     if isinstance(error, ModuleNotFoundError):
         return f"a Python package is missing: {error}; run: pip install 'plansmith[rtx,verify]'"
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..runtime.engine import Completion, Engine, RequestHandle
 from ..runtime.errors import Error, InvalidArgumentError
+from ._output import json_text
 from ._prompts import Line, PromptMaker
 
 
@@ -42,7 +43,7 @@ def run_lines(
                 raise type(answer)(f"line {line.number}: {answer}")
             num_failed += isinstance(answer, Error)
             num_tokens += 0 if isinstance(answer, Error) else len(answer.token_ids)
-            out.write(json.dumps(_fields(line, answer), ensure_ascii=False) + "\n")
+            out.write(json_text(_fields(line, answer), out.encoding) + "\n")
             out.flush()
     seconds = time.monotonic() - begin
     print(
@@ -104,16 +105,27 @@ def completion_fields(completion: Completion) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _output(input_file: Path, output_file: Path | None) -> Iterator[TextIO]:
-    """Give the file to write to. It is called .partial until all is written."""
+    """Give the file to write to. It is called .partial until all is written; a device or a pipe is written as it is."""
     if output_file is None or str(output_file) == "-":
         yield sys.stdout
         return
-    if output_file.exists() and output_file.samefile(input_file):
+    path = Path(os.path.realpath(output_file))  # a link stays one
+    if path.is_dir():
+        raise InvalidArgumentError(f"--output {output_file} is a directory; give a file's name")
+    if path.exists() and path.samefile(input_file):
         raise InvalidArgumentError(f"--output {output_file} is the --input file; give another name")
-    partial = output_file.with_name(output_file.name + ".partial")
-    with partial.open("w", encoding="utf-8") as out:
-        yield out
-    partial.replace(output_file)
+    special = path.exists() and not path.is_file()
+    partial = path if special else path.with_name(path.name + ".partial")
+    # The id of a line may hold half a UTF-16 pair, which JSON writes as it does.
+    try:
+        with partial.open("w", encoding="utf-8", errors="backslashreplace") as out:
+            yield out
+    except BaseException:
+        if not special and partial.is_file() and partial.stat().st_size == 0:
+            partial.unlink()  # else it holds answers that were paid for
+        raise
+    if not special:
+        partial.replace(path)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,15 @@ from typing import Any
 PLAIN_INTERVAL_S = 10.0
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, indent: int | None = 2) -> None:
     """Print a value as JSON on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json_text(value, sys.stdout.encoding, indent))
+
+
+def json_text(value: Any, encoding: str | None, indent: int | None = None) -> str:
+    """Return JSON that a stream of this encoding takes; characters are spelled out where it is not UTF-8."""
+    plain = (encoding or "ascii").lower().replace("-", "") != "utf8"
+    return json.dumps(value, indent=indent, ensure_ascii=plain)
 
 
 def size_text(num_bytes: int) -> str:

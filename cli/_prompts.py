@@ -64,6 +64,8 @@ class PromptMaker:
     def from_text(self, text: str, params: SamplingParams | None = None) -> Prompt:
         """Return the prompt of a text: a user's message if the model has a chat template, unless --raw."""
         if self._use_template:
+            if not text:
+                raise InvalidArgumentError("the prompt is empty; give a text")
             return self.from_messages([{"role": "user", "content": text}], params)
         if self._engine.tokenizer is None:
             raise InvalidArgumentError(
@@ -151,14 +153,14 @@ class PromptMaker:
 def _parse(line: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-    except ValueError as error:
-        raise InvalidArgumentError(f"it is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"it is not JSON: {error}; write one JSON object a line") from error
     if not isinstance(fields, dict):
         raise InvalidArgumentError(f'it is a {type(fields).__name__}, it must be an object with a "prompt"')
     return fields
 
 
 def _token_id(key: str) -> int:
-    if not key.isdigit():
-        raise InvalidArgumentError(f"logit_bias has the key {key!r}, it must be a token id")
+    if not (key.isascii() and key.isdigit() and len(key) < 20):
+        raise InvalidArgumentError(f"logit_bias has the key {key[:40]!r}, it must be a token id")
     return int(key)

@@ -41,8 +41,8 @@ def read_workload(path: Path, name: str | None) -> list[Work]:
         raise InvalidArgumentError(f"--workload {path} is not a file; give a JSON file of requests")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidArgumentError(f"--workload {path} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"--workload {path} is not JSON: {error}; write it again") from error
     if isinstance(content, list):
         if name is not None:
             raise InvalidArgumentError(f"{path} is one list of requests without named sets; leave --set out")

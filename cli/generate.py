@@ -14,6 +14,7 @@ from ..runtime.errors import InvalidArgumentError
 from . import _options as options
 from ._chat import run_chat
 from ._lines import completion_fields, run_lines
+from ._output import print_json
 from ._prompts import DEFAULT_MAX_TOKENS, PromptMaker
 from ._terminal import terminal_text
 
@@ -144,13 +145,13 @@ def _template_variables(assignments: list[str]) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
-        if not separator or not name.isidentifier():
+        if not separator or not name.isidentifier() or name in ("self", "messages"):
             raise InvalidArgumentError(
-                f"--template-var is {assignment!r}, it must be NAME=JSON, e.g. thinking=false"
+                f"--template-var is {assignment!r}, it must be NAME=JSON, e.g. thinking=false, and not set the messages"
             )
         try:
             variables[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             variables[name] = value  # a bare word is a text
     return variables
 
@@ -162,7 +163,7 @@ def _read_prompt(prompt: str | None) -> str:
         raise InvalidArgumentError("there is no prompt; give PROMPT, --chat or --input, or pipe a text in")
     text = sys.stdin.read()
     if not text:
-        raise InvalidArgumentError("standard input holds no prompt")
+        raise InvalidArgumentError("standard input holds no prompt; pipe a text in, or give PROMPT")
     return text
 
 
@@ -171,7 +172,7 @@ def _run_one(engine: Engine, maker: PromptMaker, text: str, *, as_json: bool) ->
     handle = engine.submit(prompt.ids, prompt.params, new_text=prompt.new_text)
     with handle:
         if as_json:
-            print(json.dumps(completion_fields(handle.result()), ensure_ascii=False))
+            print_json(completion_fields(handle.result()), indent=None)
             return
         for delta in handle:
             print(terminal_text(delta.text), end="", flush=True)

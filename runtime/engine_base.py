@@ -22,7 +22,7 @@ from .events import Event, TokenEvent
 from .executor import Executor, Int32Array, ModelInfo, cpu_executor
 from .manifest import Manifest, load_manifest
 from .native_engine import EngineOptions, NativeEngine
-from .prompts import Prompt, bad_words_ids, check_lengths, encode_prompt
+from .prompts import Prompt, bad_words_ids, check_lengths, check_token_ids, encode_prompt
 from .request import RequestState, Sink
 from .sampling import SamplingParams
 from .stats import EngineStats, IterationStats
@@ -161,8 +161,10 @@ class EngineBase:
 
     def check_prompt(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise the InvalidArgumentError or ShapeError that a submission would for its ids and lengths."""
-        prompt_ids = encode_prompt(prompt, self.tokenizer, self._model_info.vocab_size)
+        vocab_size = self._model_info.vocab_size
+        prompt_ids = encode_prompt(prompt, self.tokenizer, vocab_size)
         check_lengths(len(prompt_ids), params, self._model_info)
+        check_token_ids(params, self.tokenizer, vocab_size)
 
     def _start(
         self, prompt: Prompt, params: SamplingParams | None, sink: Sink, *, new_text: bool = False

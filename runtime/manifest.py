@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -67,9 +68,12 @@ class Manifest(Fields):
     def path(self, entry: FileEntry) -> pathlib.Path:
         """Return where a file of this engine is; EngineFileError if a symbolic link leads out of the directory."""
         path = self.root / entry.path
-        if not path.resolve().is_relative_to(self.root.resolve()):
+        real = pathlib.Path(
+            os.path.realpath(path)
+        )  # a loop of links ends in itself, and is_file says no later
+        if not real.is_relative_to(os.path.realpath(self.root)):
             raise EngineFileError(
-                f"{entry.path} of {self.root} leads outside the engine directory (to {path.resolve()}); "
+                f"{entry.path} of {self.root} leads outside the engine directory (to {real}); "
                 "copy the file itself into the directory, or build the engine again"
             )
         return path

@@ -56,6 +56,22 @@ def check_lengths(prompt_len: int, params: SamplingParams, limits: ModelInfo) ->
         )
 
 
+def check_token_ids(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Raise the InvalidArgumentError that a submission would for ids that are not in the vocabulary."""
+    words = [token for word in bad_words_ids(params, tokenizer) for token in word]
+    for name, ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("bad_words", words),
+        ("logit_bias", params.logit_bias),
+    ):
+        for token in ids:
+            if token >= vocab_size:
+                raise InvalidArgumentError(
+                    f"{name} has the token {token}, the model's ids go from 0 to {vocab_size - 1}; "
+                    "use the model's own tokenizer"
+                )
+
+
 def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
     """Return bad_words as id sequences; a string both as the beginning of a word and inside one."""
     words: list[list[int]] = []

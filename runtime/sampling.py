@@ -11,6 +11,7 @@ from typing import Any
 from .errors import InvalidArgumentError
 
 MAX_LOGPROBS = 20
+_FLOAT32_MAX = (2 - 2**-23) * 2**127
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ class SamplingParams:
             raise InvalidArgumentError(f"logit_bias is {self.logit_bias!r}, it must map token ids to numbers")
         for token, bias in self.logit_bias.items():
             _check_int("logit_bias", token, 0, 2**31 - 1)
-            if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
+            if not _is_finite(bias) and bias != -math.inf:
                 raise InvalidArgumentError(
                     f"logit_bias of token {token} is {bias!r}, it must be a number (or -inf)"
                 )
@@ -149,9 +150,13 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
         raise InvalidArgumentError(f"{name} is {value!r}, it must be an integer between {low} and {high}")
 
 
+def _is_finite(value: object) -> bool:
+    """Return whether a value is a number that float32, the core's type, holds."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _FLOAT32_MAX
+
+
 def _check_float(name: str, value: object, low: float, high: float, *, above: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high or (above and value == low):  # type: ignore[arg-type,operator]
+    if not _is_finite(value) or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         bounds = f"{'above' if above else 'at least'} {low:g}" if low > -math.inf else "finite"
         bounds += f" and at most {high:g}" if high < math.inf else ""
         raise InvalidArgumentError(f"{name} is {value!r}, it must be a number, {bounds}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,6 +46,23 @@ def test_usage_errors_exit_with_2(plansmith: Run, words: tuple[str, ...]) -> Non
     result = plansmith(*words)
     assert result.status == 2
     assert result.out == "" and "Usage" in result.err
+    if words[0] == "inspect":
+        assert json.loads(plansmith(*words, "--json").out)["error"]["kind"] == "UsageError"
+
+
+@pytest.mark.parametrize(
+    "words", [("inspect", "\udcff"), ("build", "x", "-o", "a\udcffb"), ("generate", "x", "\ud800")]
+)
+def test_arguments_are_utf8(plansmith: Run, words: tuple[str, ...]) -> None:
+    result = plansmith(*words, "--json")
+    assert result.status == 1 and "is not UTF-8; write it in UTF-8" in result.err
+    assert json.loads(result.out)["error"]["kind"] == "InvalidArgumentError"
+
+
+def test_arguments_in_a_locale_without_their_characters(plansmith: Run) -> None:
+    """In the C locale Python gives the bytes of a letter one by one."""
+    name = "größe".encode().decode("ascii", "surrogateescape")
+    assert "größe does not exist" in plansmith("inspect", name).err
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -56,16 +75,16 @@ def test_help_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def raising(error: BaseException) -> Callable[..., None]:
-    def body(as_json: bool = False) -> None:
+def raising(error: BaseException, as_json: bool = False) -> Callable[[], None]:
+    def body() -> None:
         raise error
 
-    return _app.guarded(body)
+    return _app.guarded(body, as_json)
 
 
 def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        raising(BuildError("no plan; do this", ["a", "b"]))(as_json=True)
+        raising(BuildError("no plan; do this", ["a", "b"]), as_json=True)()
     out, err = capsys.readouterr()
     assert exit_.value.code == 1
     assert err == "plansmith: no plan; do this\n    a\n    b\n"
@@ -76,7 +95,10 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     ("error", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "interrupted"),
-        (PermissionError(13, "Permission denied", "/x"), 1, "Permission denied: /x"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "/x: Permission denied; check the path"),
+        (OSError(28, "No space left on device"), 1, "No space left on device; free some space"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), 1, "not UTF-8"),
+        (MemoryError("931 TiB"), 1, "out of memory (931 TiB)"),
         (ModuleNotFoundError("No module named 'onnxruntime'"), 1, "pip install 'plansmith"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero; this is a bug"),
     ],
@@ -109,3 +131,44 @@ def test_a_reader_that_leaves(engine_dir: Path) -> None:
     assert b"Traceback" not in child.stderr.read()
     assert child.wait() != 0
     child.stderr.close()
+
+
+def run_child(*words: object, redirect: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"exec '{sys.executable}' -c 'from plansmith.cli import main; main()' \"$@\" {redirect}"
+    command = ["sh", "-c", code, "sh", *map(str, words)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_output_to_a_full_disk(engine_dir: Path, flags: tuple[str, ...]) -> None:
+    for words in (("inspect", engine_dir), ("generate", engine_dir, "x", "--max-tokens", 2)):
+        done = run_child(*words, *flags, redirect=">/dev/full")
+        assert (done.returncode, done.stderr) == (
+            1,
+            "plansmith: No space left on device; free some space, or write elsewhere\n",
+        )
+
+
+@pytest.mark.parametrize("redirect", [">&-", "<&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_standard_streams(engine_dir: Path, redirect: str) -> None:
+    for words in (("inspect", engine_dir), ("generate", engine_dir, "x", "--max-tokens", 2)):
+        done = run_child(*words, redirect=redirect)
+        assert (done.returncode, done.stderr) == (0, "")
+    failed = run_child("inspect", "nowhere", "--json", redirect=redirect)
+    assert failed.returncode == 1
+    assert not failed.stdout or json.loads(failed.stdout)["error"]["kind"] == "EngineFileError"
+
+
+def test_a_terminal_without_the_characters(engine_dir: Path) -> None:
+    done = run_child("inspect", engine_dir, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "\\u2026" in done.stdout  # the ellipsis behind a hash
+    done = run_child("generate", engine_dir, "é", "--json", "--max-tokens", 9, PYTHONIOENCODING="ascii")
+    assert done.stdout.isascii() and json.loads(done.stdout)["usage"]["completion_tokens"] == 9

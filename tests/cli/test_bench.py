@@ -84,7 +84,8 @@ def test_repeat_reports_the_median_run_and_all_speeds(plansmith: Run, engine_dir
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--input-len", 97), "request 0 of the workload.*max_input_len is 96"),
+        (("--input-len", 97), "max_input_len is 96"),
+        (("--input-len", 10**9), "max_input_len is 96"),
         (("--input-len", 2, "--output-len", 300), "max_seq_len 128"),
         (("--set", "single"), "--workload"),
         (("--workload", "nowhere.json"), "is not a file"),
@@ -171,6 +172,7 @@ def test_the_forms_of_a_workload_file(tmp_path: Path) -> None:
     ("content", "name", "text"),
     [
         ("{", None, "not JSON"),
+        ("[" * 99_999, None, "not JSON"),
         ("3", None, "must be a list or named sets"),
         ("[]", None, "no requests"),
         ("{}", None, "no set"),
@@ -209,3 +211,8 @@ def test_the_report_needs_no_latencies() -> None:
         "generated_tokens_per_s_of_runs": [0],
     }
     bench._print_report({**result, **engine, **extra})
+
+
+@pytest.mark.parametrize("flag", ["--requests", "--warmup", "--repeat"])
+def test_absurd_counts_are_usage_errors(plansmith: Run, engine_dir: Path, flag: str) -> None:
+    assert plansmith("bench", engine_dir, flag, 10**12).status == 2

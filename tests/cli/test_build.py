@@ -84,6 +84,9 @@ def test_an_error_as_json(plansmith: Run, tmp_path: Path) -> None:
     result = plansmith("build", tmp_path / "none", "--json")
     assert result.status == 1
     assert json.loads(result.out)["error"]["kind"] == "CheckpointError"
+    result = plansmith("build", tmp_path / "none", "--json", "--lora_dir", "x")
+    assert result.status == 1
+    assert json.loads(result.out)["error"]["kind"] == "InvalidArgumentError"
 
 
 def test_one_checkpoint_is_needed(plansmith: Run, checkpoint: Path) -> None:

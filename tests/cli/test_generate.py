@@ -175,6 +175,17 @@ BAD_LINES = [
     ({"prompt": "x", "stop": 3}, "stop"),
     ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": [1]}, "logit_bias"),
+    ("[" * 99_999, "not JSON"),
+    ({"prompt": ""}, "the prompt is empty"),
+    ({"prompt": "\ud800"}, "half of a character"),
+    ({"prompt": "x", "bad_words": ["\ud800"]}, "half of a character"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a character"),
+    ('{"prompt": "x", "temperature": 1' + "0" * 400 + "}", "temperature is 1000"),
+    ({"prompt": "x", "logit_bias": {"²": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ({"prompt": "x", "bad_words": [[999]]}, "bad_words has the token 999"),
+    ({"prompt": "x", "stop_token_ids": [320]}, "stop_token_ids has the token 320"),
+    ({"prompt": "x", "logit_bias": {"320": 1}}, "logit_bias has the token 320"),
     ({"messages": []}, "no messages"),
     ({"messages": "hi"}, "message"),
     ({"messages": [{"content": "x"}]}, "message 0"),
@@ -213,6 +224,24 @@ def test_other_bad_files(plansmith: Run, engine_dir: Path, tmp_path: Path) -> No
     result = plansmith("generate", engine_dir, "--input", source, "--output", source)
     assert result.status == 1 and "is the --input file" in result.err
     assert read_lines(source.read_text()) == [{"prompt": "x"}]
+    result = plansmith("generate", engine_dir, "--input", source, "--output", tmp_path)
+    assert result.status == 1 and "is a directory; give a file's name" in result.err
+
+
+def test_output_keeps_links_and_devices(plansmith: Run, engine_dir: Path, tmp_path: Path) -> None:
+    source = write_lines(
+        tmp_path / "in.jsonl", {"prompt": "x", "id": "\ud800"}
+    )  # half a character is JSON too
+    link, real, pipe = tmp_path / "link", tmp_path / "real.jsonl", tmp_path / "pipe"
+    link.symlink_to(real)
+    assert plansmith("generate", engine_dir, "--input", source, "--output", link, *FLAGS).status == 0
+    assert link.is_symlink()
+    assert read_lines(real.read_text())[0]["id"] == "\ud800"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    assert plansmith("generate", engine_dir, "--input", source, "--output", pipe, *FLAGS).status == 0
+    out, _ = reader.communicate(timeout=30)
+    assert out == real.read_text() and pipe.is_fifo()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +253,10 @@ def test_other_bad_files(plansmith: Run, engine_dir: Path, tmp_path: Path) -> No
         (("--chat", "--json"), "--json"),
         (("hi", "--raw", "--system", "s"), "--raw"),
         (("hi", "--template-var", "x"), "NAME=JSON"),
+        (("hi", "--template-var", "messages=1"), "NAME=JSON"),
+        (("",), "the prompt is empty"),
         (("hi", "--top-p", "3"), "top_p is 3"),
+        (("hi", "--temperature", "1e39"), "temperature is 1e+39"),
         (("hi", "--target", "sm89"), "no target 'sm89'"),
         (("hi", "--scheduler-policy", "fair"), "scheduler_policy"),
         (("hi", "--max-tokens", "500"), "max_seq_len"),

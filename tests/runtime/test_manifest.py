@@ -278,6 +278,10 @@ def test_symbolic_link_out_of_the_directory(
     plan.symlink_to(outside)
     with pytest.raises(EngineFileError, match="leads outside the engine directory"):
         m.load_manifest(root).check_files()
+    plan.unlink()
+    plan.symlink_to(plan)
+    with pytest.raises(EngineFileError, match=r"model\.plan is missing"):
+        m.load_manifest(root).check_files()
 
 
 SAMPLE_ROOT = pathlib.Path("/engine")
