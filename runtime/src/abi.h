@@ -19,6 +19,10 @@ using FieldEnds = std::initializer_list<size_t>;
 
 #define PSM_FIELD_END(type, field) PSM_SIZE_UP_TO_(type, field)
 
+// More than any struct of this API will ever take: a size beyond is one that nobody set, and to go
+// by it would read or write where there is no struct.
+constexpr size_t kMaxStructSize = 4096;
+
 inline void CheckStructSize(const char* type, size_t struct_size, const FieldEnds& ends) {
   const size_t least = *ends.begin();
   const size_t known = *(ends.end() - 1);
@@ -29,6 +33,12 @@ inline void CheckStructSize(const char* type, size_t struct_size, const FieldEnd
             "%s.struct_size is %zu, at least %zu is needed; set it with the init function or its "
             "_SIZE macro",
             type, struct_size, least));
+  }
+  if (struct_size > kMaxStructSize) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("%s.struct_size is %zu, no version of it takes more than %zu; set it "
+                             "with the init function or its _SIZE macro",
+                             type, struct_size, kMaxStructSize));
   }
   if (struct_size < known && std::find(ends.begin(), ends.end(), struct_size) == ends.end()) {
     throw StatusError(

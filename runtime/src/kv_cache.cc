@@ -16,9 +16,10 @@ namespace {
 }  // namespace
 
 KvCache::KvCache(int32_t num_blocks, int32_t tokens_per_block)
-    : tokens_per_block_(tokens_per_block), ref_counts_(static_cast<size_t>(num_blocks), 0) {
-  free_.reserve(ref_counts_.size());
-  for (int32_t block = num_blocks - 1; block >= 0; --block) free_.push_back(block);
+    : num_blocks_(num_blocks), tokens_per_block_(tokens_per_block) {
+  // Address space only: a step allocates nothing, and a huge pool costs what is used of it.
+  ref_counts_.reserve(static_cast<size_t>(num_blocks));
+  free_.reserve(static_cast<size_t>(num_blocks));
 }
 
 int32_t KvCache::BlocksInBytes(uint64_t kv_cache_bytes, uint64_t kv_bytes_per_block) {
@@ -35,10 +36,14 @@ int32_t KvCache::BlocksInBytes(uint64_t kv_cache_bytes, uint64_t kv_bytes_per_bl
 }
 
 int32_t KvCache::Take() {
+  ++num_allocations_;
+  if (free_.empty()) {
+    ref_counts_.push_back(1);
+    return static_cast<int32_t>(ref_counts_.size()) - 1;
+  }
   const int32_t block = free_.back();
   free_.pop_back();
   ref_counts_[static_cast<size_t>(block)] = 1;
-  ++num_allocations_;
   return block;
 }
 
@@ -70,7 +75,8 @@ void KvCache::CheckInvariants(const std::vector<const KvSequence*>& sequences) c
   std::vector<int32_t> references(ref_counts_.size(), 0);
   for (const KvSequence* sequence : sequences) {
     for (int32_t block : sequence->blocks) {
-      if (block < 0 || block >= num_blocks()) Broken(Format("no such block: %d", block));
+      if (block < 0 || static_cast<size_t>(block) >= references.size())
+        Broken(Format("no such block: %d", block));
       ++references[static_cast<size_t>(block)];
     }
   }

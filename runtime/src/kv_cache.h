@@ -26,8 +26,8 @@ class KvCache {
   // The blocks a byte cap holds; throws OUT_OF_MEMORY when that is none.
   static int32_t BlocksInBytes(uint64_t kv_cache_bytes, uint64_t kv_bytes_per_block);
 
-  int32_t num_blocks() const { return static_cast<int32_t>(ref_counts_.size()); }
-  int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t num_blocks() const { return num_blocks_; }
+  int32_t num_free() const { return num_untouched() + static_cast<int32_t>(free_.size()); }
   int32_t num_used() const { return num_blocks() - num_free(); }
   int32_t tokens_per_block() const { return tokens_per_block_; }
   uint64_t num_allocations() const { return num_allocations_; }  // since creation
@@ -52,13 +52,16 @@ class KvCache {
   void CheckInvariants(const std::vector<const KvSequence*>& sequences) const;
 
  private:
+  int32_t num_untouched() const { return num_blocks_ - static_cast<int32_t>(ref_counts_.size()); }
   int32_t Take();
   void Drop(int32_t block);
 
+  int32_t num_blocks_;
   int32_t tokens_per_block_;
   uint64_t num_allocations_ = 0;
-  std::vector<int32_t> ref_counts_;  // [num_blocks]
-  std::vector<int32_t> free_;        // a stack: what was used last is warm in the caches
+  // Of the blocks that have ever been used, which are the first ones; the others cost nothing yet.
+  std::vector<int32_t> ref_counts_;
+  std::vector<int32_t> free_;  // a stack: what was used last is warm in the caches
 };
 
 }  // namespace plansmith

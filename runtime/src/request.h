@@ -62,6 +62,8 @@ struct Request {
   TokenCounts counts;           // of tokens; filled only with penalties
   double cum_logprob = 0.0;
 
+  bool is_cancelled = false;  // guarded by the engine's mutex, unlike all the rest
+
   RequestState state = RequestState::kQueued;
   uint64_t start_order = 0;     // of its last start
   int32_t num_computed = 0;     // positions whose K and V are in the cache
@@ -76,5 +78,9 @@ struct Request {
   bool in_context() const { return num_computed < context_end; }
   int32_t max_len() const { return num_prompt + max_tokens; }
 };
+
+// Why `request`, which has just got a token, ends: a PSM_FINISH_ code, PSM_FINISH_NOT_FINISHED if
+// it does not.
+int32_t FinishReason(const Request& request);
 
 }  // namespace plansmith

@@ -121,13 +121,12 @@ void Sampler::Draw(const float* logits, const Request& request, Sample* out) {
   float max = raw_max;
   int32_t best = raw_best;
   if (adjusted != logits) best = ArgMax(adjusted, vocab_size_, &max, &has_nan);
-  if (max == std::numeric_limits<float>::infinity()) {
+  if (has_nan || max == std::numeric_limits<float>::infinity()) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
-        Format("request %llu: penalties and logit_bias drive token %d beyond float32 at output %d; "
-               "use "
-               "smaller ones",
-               static_cast<unsigned long long>(request.id), best, request.num_output()));
+        Format("request %llu: penalties and logit_bias drive a token beyond float32 at output %d; "
+               "use smaller ones",
+               static_cast<unsigned long long>(request.id), request.num_output()));
   }
   if (max == kNegInf) {
     throw StatusError(

@@ -14,6 +14,7 @@
 
 #include "kv_cache.h"
 #include "request.h"
+#include "reserve.h"
 
 namespace plansmith {
 
@@ -51,12 +52,22 @@ class Scheduler {
     return kv_->BlocksFor(request.max_len());
   }
 
+  // Room for `num_requests` in all, so that Add and a pause cannot fail.
+  void Reserve(size_t num_requests) { ReserveAtLeast(&waiting_, num_requests); }
   void Add(Request* request);
   // Take out a queued, running or paused request and free its blocks.
   void Remove(Request* request);
   // Plan one step: pauses, starts and allocates. Empty only when there are no requests. The
   // reference is valid until the next call.
   const StepPlan& Next();
+
+  // Calls visit(request) for every request; it may Remove the one it is given.
+  template <typename Visit>
+  void ForEach(Visit&& visit) {
+    for (const std::vector<Request*>* list : {&running_, &waiting_}) {
+      for (size_t i = list->size(); i-- > 0;) visit((*list)[i]);
+    }
+  }
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
   const std::vector<Request*>& running() const { return running_; }

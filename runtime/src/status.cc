@@ -7,8 +7,10 @@
 
 namespace plansmith {
 namespace {
-thread_local std::string last_error;
-}
+thread_local std::string last_error;               // what message points to, if there was memory
+thread_local const char* last_error_message = "";  // never NULL
+
+}  // namespace
 
 std::string Format(const char* format, ...) {
   va_list args;
@@ -23,18 +25,23 @@ std::string Format(const char* format, ...) {
   return text.data();
 }
 
-psm_status SetLastError(psm_status code, const std::string& message) {
-  last_error = message;
+psm_status SetLastError(psm_status code, const char* message) noexcept {
+  try {
+    last_error = message;
+    last_error_message = last_error.c_str();
+  } catch (const std::bad_alloc&) {
+    last_error_message = psm_status_text(code);
+  }
   return code;
 }
 
-void ClearLastError() { last_error.clear(); }
+void ClearLastError() noexcept { last_error_message = ""; }
 
 }  // namespace plansmith
 
 extern "C" {
 
-const char* psm_last_error(void) { return plansmith::last_error.c_str(); }
+const char* psm_last_error(void) { return plansmith::last_error_message; }
 
 const char* psm_status_name(psm_status status) {
   switch (status) {

@@ -117,6 +117,9 @@ static void test_struct_sizes(void) {
   BAD(r.struct_size = offsetof(psm_request, num_prompt_ids), bad_arg, "at least");
   BAD(r.struct_size = offsetof(psm_request, top_p) + 1, bad_arg, "ends inside a field");
 
+  BAD(r.struct_size = SIZE_MAX, bad_arg, "no version of it takes more than"); /* never set */
+  BAD(r.struct_size = 5000, bad_arg, "no version of it takes more than");
+
   /* up to num_prompt_ids: everything behind takes its default, garbage there is not looked at */
   psm_request request = good();
   memset((char*)&request + offsetof(psm_request, max_tokens), 0xff,
@@ -146,6 +149,7 @@ static void test_struct_sizes(void) {
 
   psm_engine_stats stats;
   memset(&stats, 0x5a, sizeof stats);
+  REFUSED(psm_engine_get_stats(engine, &stats), bad_arg, "no version of it takes more than");
   stats.struct_size = PSM_SIZE_UP_TO_(psm_engine_stats, iter);
   REFUSED(psm_engine_get_stats(engine, NULL), bad_arg, "stats is NULL");
   CHECK_OK(psm_engine_get_stats(engine, &stats));

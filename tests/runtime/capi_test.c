@@ -2,10 +2,11 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#define _POSIX_C_SOURCE 200809L /* poll, nanosleep */
+#define _DEFAULT_SOURCE /* poll, nanosleep, getrusage */
 #include <math.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "check.h"
@@ -577,6 +578,101 @@ static void test_own_thread(void) {
   psm_engine_destroy(NULL);
 }
 
+static psm_status (*real_step)(void* self, const psm_batch* batch, const float** logits);
+static fixture* of_the_step;
+static int32_t submit_once;
+
+/* What a step may call of its own engine, and what would wait for the step itself. */
+static psm_status calling_step(void* self, const psm_batch* batch, const float** logits) {
+  psm_engine* engine = of_the_step->engine;
+  int32_t did_work;
+  CHECK(psm_engine_shutdown(engine) == PSM_ERROR_INVALID_ARGUMENT);
+  CHECK(strstr(psm_last_error(), "inside a step") != NULL);
+  CHECK(psm_engine_step(engine, &did_work) != PSM_OK);
+  psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
+  CHECK_OK(psm_engine_get_stats(engine, &stats));
+  const psm_request request = greedy(3, 2);
+  if (submit_once) submit(of_the_step, &request);
+  submit_once = 0;
+  CHECK(psm_engine_cancel(engine, 99) == PSM_ERROR_NOT_FOUND);
+  return real_step(self, batch, logits);
+}
+
+static void test_calls_from_inside_a_step(int32_t manual_step) {
+  fixture f;
+  prepare(&f);
+  of_the_step = &f;
+  submit_once = 1;
+  f.options.manual_step = manual_step;
+  psm_executor table = fake_executor_table(&f.fake);
+  real_step = table.step;
+  table.step = calling_step;
+  CHECK_OK(psm_engine_create(&table, &f.options, &f.engine));
+  const psm_request request = greedy(5, 6);
+  submit(&f, &request);
+  psm_event event;
+  for (int32_t num_ends = 0; num_ends < 2;) { /* this one's and the step's */
+    size_t n;
+    if (manual_step) step(&f);
+    CHECK_OK(psm_engine_poll(f.engine, &event, 1, manual_step ? 0 : -1, &n));
+    num_ends += n == 1 && event.kind == PSM_EVENT_FINISHED;
+  }
+  stop(&f);
+}
+
+/* A cancel that is repeated through a long step is one cancel. */
+static void test_cancel_again_and_again(void) {
+  fixture f;
+  prepare(&f);
+  start(&f);
+  const psm_request request = greedy(5, 6);
+  const uint64_t id = submit(&f, &request);
+  step(&f);
+  for (int i = 0; i < 1000; ++i) CHECK_OK(psm_engine_cancel(f.engine, id));
+  step(&f);
+  CHECK(psm_engine_cancel(f.engine, id) == PSM_ERROR_NOT_FOUND);
+  psm_event events[8];
+  CHECK(poll_now(&f, events, 8) == 2 && events[1].finish_reason == PSM_FINISH_CANCELLED);
+  stop(&f);
+}
+
+static psm_status (*real_open)(void* self, int32_t num_blocks);
+
+static psm_status open_few(void* self, int32_t num_blocks) {
+  return real_open(self, num_blocks < 64 ? num_blocks : 64);
+}
+
+/* The largest limits cost what is used of them: creating the engine touches no memory for the
+ * rest. */
+static void test_largest_limits(void) {
+  fixture f;
+  prepare(&f);
+  f.options.kv_cache_bytes = UINT64_C(64)
+                             << 27; /* 2^27 blocks: books of 1 GiB, if they were filled */
+  f.options.iter_stats_max_iterations = INT32_MAX; /* 240 GB */
+  f.options.max_queue_size = INT32_MAX;
+  psm_executor table = fake_executor_table(&f.fake);
+  real_open = table.open;
+  table.open = open_few;
+  struct rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  CHECK_OK(psm_engine_create(&table, &f.options, &f.engine));
+  const psm_request request = greedy(50, 20);
+  submit(&f, &request);
+  run(&f);
+  getrusage(RUSAGE_SELF, &after);
+#ifndef __SANITIZE_ADDRESS__ /* has its own books of what is allocated */
+  CHECK(after.ru_maxrss - before.ru_maxrss < 100 * 1024);
+#endif
+  psm_event events[32];
+  CHECK(poll_now(&f, events, 32) == 21);
+  psm_iteration_stats records[32];
+  size_t n;
+  CHECK_OK(psm_engine_iteration_stats(f.engine, records, 32, &n));
+  CHECK(n == 21 && records[0].iter == 0 && records[20].iter == 20);
+  stop(&f);
+}
+
 int main(void) {
   for (int32_t i = 0; i < 200; ++i) ramp[i] = (i * 7 + 1) % 101;
   test_tokens_are_the_executors();
@@ -594,5 +690,9 @@ int main(void) {
   test_model_info();
   test_queue_moves_before_the_step_ends();
   test_own_thread();
+  test_calls_from_inside_a_step(1);
+  test_calls_from_inside_a_step(0);
+  test_cancel_again_and_again();
+  test_largest_limits();
   return 0;
 }

@@ -26,6 +26,13 @@ add_executable(capi_shared_test tests/runtime/capi_test.c)
 target_link_libraries(capi_shared_test PRIVATE plansmith plansmith_fake_executor m)
 add_test(NAME capi_shared_test COMMAND capi_shared_test)
 
+if(CMAKE_NM AND UNIX AND NOT APPLE)
+  add_test(NAME exports_test
+    COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM} -DLIBRARY=$<TARGET_FILE:plansmith> -DCDEF=${PLANSMITH_CDEF}
+      -P ${CMAKE_CURRENT_LIST_DIR}/exports.cmake)
+  set_tests_properties(exports_test PROPERTIES LABELS core)
+endif()
+
 # A finding of a sanitizer ends the test, also where the build would let it go on.
 foreach(test header_c_test header_cc_test kv_cache_test scheduler_test sampler_test event_queue_test capi_test
         capi_invalid_test threads_test engine_test capi_shared_test)

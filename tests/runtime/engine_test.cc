@@ -16,12 +16,21 @@
 #include "check.h"
 #include "fake_executor.h"
 #include "request_check.h"
+#include "status.h"
 
 static std::atomic<long> num_news{0};
+// While memory is short: so many calls of new succeed, then so many fail, then all succeed.
+static std::atomic<bool> memory_is_short{false};
+static long news_left = 0;
+static long failures_left = 0;
 
 // Not inlined: GCC would take malloc and free behind new and delete for a mismatch.
 __attribute__((noinline)) void* operator new(size_t size) {
   ++num_news;
+  if (memory_is_short && --news_left < 0 && failures_left > 0) {
+    --failures_left;
+    throw std::bad_alloc();
+  }
   void* p = std::malloc(size == 0 ? 1 : size);
   if (p == nullptr) throw std::bad_alloc();
   return p;
@@ -366,6 +375,118 @@ void TestSteadyStepAllocatesNothing() {
   CHECK(num_news > before);  // the counter counts
 }
 
+// Runs `body`, in which new may fail; false when it threw for it.
+template <typename Body>
+bool ShortOfMemory(Body body) {
+  memory_is_short = true;
+  bool fine = true;
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    fine = false;
+  }
+  memory_is_short = false;
+  return fine;
+}
+
+// Every request that was taken ends exactly once and the books balance, whichever calls of new fail
+// in submissions, cancels, steps and the shutdown.
+void TestNoMemory(int32_t num_steps, long num_failures) {
+  std::mt19937 random(4);
+  std::vector<Spec> specs;
+  for (int i = 0; i < 10; ++i) {
+    Spec spec = RandomSpec(&random, 30, 80);
+    spec.request.max_tokens = 40;
+    spec.request.min_tokens = 0;
+    specs.push_back(spec);
+  }
+  bool all_failed_calls_seen = false;
+  for (long n = 0; !all_failed_calls_seen; ++n) {
+    fake_executor fake;
+    fake_executor_init(&fake);
+    fake.fail_at_step = 30;
+    EngineConfig config{};
+    config.executor = fake_executor_table(&fake);
+    config.info = fake.info;
+    config.num_blocks = 40;
+    psm_engine_options_init(&config.options);
+    config.options.scheduler_policy = PSM_MAX_UTILIZATION;
+    config.options.manual_step = 1;
+    std::map<uint64_t, int> num_ends;
+    {
+      Engine engine(config);
+      news_left = n;
+      failures_left = num_failures;
+      for (size_t i = 0; i < specs.size(); ++i) {
+        uint64_t id = 0;
+        ShortOfMemory(
+            [&] { id = engine.Submit(plansmith::CheckRequest(specs[i].Get(), engine.config())); });
+        if (id != 0) num_ends[id] = 0;
+        if (id != 0 && i % 4 == 3) ShortOfMemory([&] { engine.Cancel(id); });
+      }
+      for (int32_t step = 0; step < num_steps; ++step) {
+        ShortOfMemory([&] { engine.StepOnce(); });
+        engine.CheckInvariants();
+      }
+      while (!ShortOfMemory([&] { engine.Shutdown(); })) {
+      }
+      engine.CheckInvariants();
+      psm_event events[64];
+      for (int64_t taken; (taken = engine.events().Poll(events, 64, 0)) > 0;) {
+        for (int64_t i = 0; i < taken; ++i)
+          num_ends[events[i].request_id] += events[i].kind != PSM_EVENT_TOKEN;
+      }
+      CHECK(engine.Stats().used_num_blocks == 0);
+      CHECK(engine.Stats().num_completed_requests == num_ends.size());
+      for (const auto& [id, ends] : num_ends) CHECK(ends == 1);
+    }
+    fake_executor_free(&fake);
+    all_failed_calls_seen = failures_left == num_failures;
+    CHECK(!all_failed_calls_seen || n > 50);  // or the tests of memory tested little
+  }
+}
+
+// The C API reports it with a status and a message, whichever call of new fails.
+void TestNoMemoryAtTheApi() {
+  bool all_failed_calls_seen = false;
+  for (long n = 0; !all_failed_calls_seen; ++n) {
+    fake_executor fake;
+    fake_executor_init(&fake);
+    const psm_executor table = fake_executor_table(&fake);
+    news_left = n;
+    failures_left = 4;  // the message's memory included
+    psm_engine* engine = nullptr;
+    psm_status status = PSM_OK;
+    CHECK(ShortOfMemory([&] { status = psm_engine_create(&table, nullptr, &engine); }));
+    all_failed_calls_seen = failures_left == 4;
+    CHECK((status == PSM_OK) == (engine != nullptr));
+    if (status == PSM_OK) {
+      CHECK(all_failed_calls_seen);
+      psm_engine_destroy(engine);
+    } else {
+      CHECK(status == PSM_ERROR_OUT_OF_MEMORY);
+      CHECK(std::strlen(psm_last_error()) > 0);
+      table.close(table.self);
+    }
+    CHECK(fake.is_closed == 1);
+    fake_executor_free(&fake);
+  }
+}
+
+void TestAnExecutorThatThrowsWhileStarting() {
+  fake_executor fake;
+  fake_executor_init(&fake);
+  psm_executor table = fake_executor_table(&fake);
+  table.describe = [](void*, psm_model_info*) -> psm_status { throw 7; };
+  psm_engine* engine;
+  CHECK(psm_engine_create(&table, nullptr, &engine) == PSM_ERROR_EXECUTOR && engine == nullptr);
+  CHECK(Contains(psm_last_error(), "threw an exception"));
+  table = fake_executor_table(&fake);
+  table.open = [](void*, int32_t) -> psm_status { throw 7; };
+  CHECK(psm_engine_create(&table, nullptr, &engine) == PSM_ERROR_EXECUTOR && engine == nullptr);
+  CHECK(Contains(psm_last_error(), "threw an exception"));
+}
+
 }  // namespace
 
 int main() {
@@ -373,5 +494,10 @@ int main() {
   TestRandomOperations();
   TestMisbehavingExecutors();
   TestSteadyStepAllocatesNothing();
+  TestNoMemory(200, 1);
+  TestNoMemory(200, 25);
+  TestNoMemory(3, 2);
+  TestNoMemoryAtTheApi();
+  TestAnExecutorThatThrowsWhileStarting();
   return 0;
 }

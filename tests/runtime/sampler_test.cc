@@ -195,6 +195,8 @@ void TestBadRows() {
   CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
   request.params.logit_bias = {{0, 3e38f}, {0, 3e38f}};
   CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
+  request.params.logit_bias = {{0, 3e38f}, {0, 3e38f}, {0, -kInf}};  // NaN
+  CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
   try {
     Token({0, 0, kNan}, request);
     CHECK(false);

@@ -25,8 +25,11 @@
  *     what, got, wanted and what to do.
  *   - Option structs begin with struct_size, the size up to their LAST FIELD (use the macros below,
  *     or the psm_..._init functions). Fields a caller does not know get their defaults. Unknown
- *     non-zero bytes behind the fields this library knows are refused.
+ *     non-zero bytes behind the fields this library knows are refused, and sizes above 4096, which
+ *     nobody can have set. Structs without struct_size (events, records of steps, token lists) keep
+ *     their fields within a major version.
  *   - Pointers passed in are borrowed for the call only, unless a prototype says otherwise.
+ *   - After a fork an engine works in the parent alone; the child opens its own.
  *   - Dimensions: B sequences, T packed tokens, R rows with logits, H query heads, KVH KV heads,
  *     D head size, V vocabulary, L layers.
  */
@@ -137,7 +140,9 @@ typedef struct psm_batch {
  * psm_engine_step's, close in psm_engine_destroy's), in the order describe, open, step..., close.
  * `self` is passed through. A step that fails fails every request in it with PSM_ERROR_EXECUTOR and
  * last_error's text; the engine goes on with the others. Logits must not hold NaN or +infinity: the
- * request whose row does fails. */
+ * request whose row does fails. A step may call psm_engine_submit, _cancel and the statistics of
+ * its own engine, but nothing that waits for the step: psm_engine_shutdown and psm_engine_step
+ * refuse it, psm_engine_destroy must not be called there. */
 typedef struct psm_executor {
   size_t struct_size;
   void* self;
@@ -214,14 +219,16 @@ PSM_API void psm_engine_options_init(psm_engine_options* options);
 /* Start an engine over an executor. On success the engine owns the executor and closes it; on
  * failure the caller still does. options may be NULL. Blocks while the executor opens. Fails with
  * INVALID_ARGUMENT (options, table), EXECUTOR (its description or open), OUT_OF_MEMORY
- * (kv_cache_bytes below one block, or what open says). */
+ * (kv_cache_bytes below one block, no thread to be had, or what open says). An executor that has
+ * been opened is used up even so: close it. */
 PSM_API psm_status psm_engine_create(const psm_executor* executor,
                                      const psm_engine_options* options, psm_engine** out);
 
 /* Stop serving but keep the engine: new requests are refused with PSM_ERROR_SHUTDOWN, the step in
  * progress is waited for, every unfinished request gets a FAILED event with PSM_ERROR_SHUTDOWN, and
  * pollers wake. Events stay pollable; once they are taken psm_engine_poll returns
- * PSM_ERROR_SHUTDOWN. Blocks for one step at most. Any thread; again is fine. */
+ * PSM_ERROR_SHUTDOWN. Blocks for one step at most. Any thread but one inside a step of this engine
+ * (INVALID_ARGUMENT); again is fine. */
 PSM_API psm_status psm_engine_shutdown(psm_engine* engine);
 
 /* psm_engine_shutdown, then close the executor and free the engine with the events nobody took.
@@ -234,8 +241,8 @@ PSM_API void psm_engine_destroy(psm_engine* engine);
 PSM_API psm_status psm_engine_model_info(psm_engine* engine, psm_model_info* info);
 
 /* With manual_step: run one scheduler iteration; its events can be polled afterwards. *did_work = 0
- * when nothing was left to run. Blocks for the step. One thread at a time; another one gets
- * INVALID_ARGUMENT. UNSUPPORTED without manual_step. */
+ * when nothing was left to run. Blocks for the step. One thread at a time; another one, and one
+ * inside the step, gets INVALID_ARGUMENT. UNSUPPORTED without manual_step. */
 PSM_API psm_status psm_engine_step(psm_engine* engine, int32_t* did_work);
 
 /* ---------------------------------------------------------------- requests */
@@ -289,12 +296,13 @@ PSM_API void psm_request_init(psm_request* request);
 /* Queue a request; its events come out of psm_engine_poll. *request_id is never 0. Copies
  * everything. Does not block. Any thread. Fails with INVALID_ARGUMENT, SHAPE (too long),
  * QUEUE_FULL, SHUTDOWN, or OUT_OF_MEMORY when the request could not fit into the whole KV cache
- * even alone. */
+ * even alone, or the host has no memory for it. */
 PSM_API psm_status psm_engine_submit(psm_engine* engine, const psm_request* request,
                                      uint64_t* request_id);
 
-/* Ask for a request's end; its FINISHED event follows with PSM_FINISH_CANCELLED. NOT_FOUND if it
- * has already finished or never was. Does not block. Any thread. */
+/* Ask for a request's end; its FINISHED event follows with PSM_FINISH_CANCELLED, unless the step in
+ * progress ends it otherwise. NOT_FOUND if it has already finished or never was. Again is fine.
+ * Does not block. Any thread. */
 PSM_API psm_status psm_engine_cancel(psm_engine* engine, uint64_t request_id);
 
 /* ---------------------------------------------------------------- events */
