@@ -43,6 +43,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _terminate)  # a terminal that is closed
     _prepare_streams()
     words = guarded(_words, as_json)(given)
     app = guarded(make_app, as_json)(words)

@@ -157,7 +157,9 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_signals_leave_nothing(checkpoint: Path, tmp_path: Path, number: int, code: int) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", SLOW, "build", str(checkpoint), "-o", str(tmp_path / "engine")],
