@@ -21,7 +21,7 @@ from typing import Any
 
 import common
 
-PEER = common.ROOT / "bench" / "peers" / "openvino_genai.py"
+PEER = common.ROOT / "bench" / "peers" / "ov_genai.py"
 PEER_WORK = common.ROOT / "build" / "peers"
 
 TRANSFORMERS = """

@@ -1,6 +1,6 @@
 """OpenVINO GenAI's continuous batching on a workload, as one JSON line; `prepare` makes its environment and model.
 
-Runs in an environment of its own (`.venv-peers/openvino`), so it imports nothing of plansmith. `run` prints
+Runs in an environment of its own (`venv-openvino` in the work folder), so it imports nothing of plansmith. `run` prints
 {"engine", "version", "load_s", "wall_s", "generated_tokens", "ttft_s": [...], "token_ids": [[...]]}.
 """
 
