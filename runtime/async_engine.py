@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -88,12 +89,20 @@ class AsyncEngine(EngineBase):
 
     async def aclose(self) -> None:
         """Stop; requests still running fail with ShutdownError. Twice is fine."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._event_fd)
-        await asyncio.get_running_loop().run_in_executor(None, self._core.close)
-        self._fail_all(ShutdownError("the engine was closed while the request was running"))
-        if self._room is not None:
-            self._room.set()
+        loop = asyncio.get_running_loop()
+        try:
+            with contextlib.suppress(ShutdownError):
+                await loop.run_in_executor(None, self._core.shutdown)
+                while True:
+                    self._pump(0)  # what the last step gave, until there is no more
+            await loop.run_in_executor(None, self._core.close)
+        finally:  # also when this task is cancelled: the others must not wait for ever
+            self._fail_all(ShutdownError("the engine was closed while the request was running"))
+            if self._room is not None:
+                with contextlib.suppress(RuntimeError):  # its loop is closed and nobody waits
+                    self._room.set()
 
     async def __aenter__(self) -> AsyncEngine:
         """Close the engine at the end of the block."""

@@ -124,6 +124,8 @@ class Engine(EngineBase):
         """See EngineBase; use Engine.open or Engine.from_executor."""
         super().__init__(*args, **kwargs)
         self._progress = threading.Condition()
+        self._num_deliveries = 0  # under _progress
+        self._step_lock = threading.RLock()  # of manual_step: one thread steps and polls
         self._dispatcher: threading.Thread | None = None
         if not self._options.manual_step:
             # The thread must not keep alive an engine that nobody uses or closed.
@@ -132,7 +134,6 @@ class Engine(EngineBase):
                 target=_dispatch, args=arguments, name="plansmith-events", daemon=True
             )
             self._dispatcher.start()
-        weakref.finalize(self, self._core.close)  # also at the interpreter's exit
 
     def submit(
         self,
@@ -191,14 +192,17 @@ class Engine(EngineBase):
     ) -> RequestHandle:
         """Submit, waiting while the request queue is full."""
         while True:
+            seen = self._num_deliveries
+            try:
+                return self.submit(prompt, params, new_text=new_text, on_delta=on_delta)
+            except QueueFullError:
+                pass
+            if self._dispatcher is None:
+                self.step()
+                continue
             with self._progress:
-                try:
-                    return self.submit(prompt, params, new_text=new_text, on_delta=on_delta)
-                except QueueFullError:
-                    if self._dispatcher is not None:
-                        self._progress.wait(timeout=1.0)
-            if self._dispatcher is None and not self.step():
-                raise InternalError("the request queue is full and no request can run")
+                if self._num_deliveries == seen:
+                    self._progress.wait(timeout=1.0)
 
     def step(self) -> bool:
         """Run one scheduler iteration of a manual_step engine and deliver its events; False when nothing could run."""
@@ -206,19 +210,30 @@ class Engine(EngineBase):
             raise InvalidArgumentError(
                 "step() is for engines opened with manual_step=True; this one runs by itself"
             )
-        did_work = self._core.step()
-        while self._pump(0):
-            pass
+        with self._step_lock:
+            did_work = self._core.step()
+            while self._pump(0):
+                pass
         return did_work
 
     def close(self) -> None:
-        """Stop; requests still running fail with ShutdownError. Twice is fine."""
+        """Stop after the step in progress; requests still running fail with ShutdownError. Twice is fine.
+
+        From inside a step of the engine's own Python executor it returns at once, and the engine stops after that step.
+        """
+        if not self._core.is_of_this_process:
+            return
+        if not self._core.is_called_here:
+            # What the last step gave is delivered, here or by the event thread.
+            with self._step_lock, contextlib.suppress(ShutdownError):
+                self._core.shutdown()
+                while self._dispatcher is None:
+                    self._pump(0)
+            if self._dispatcher is not None and self._dispatcher is not threading.current_thread():
+                self._dispatcher.join()
         self._core.close()
-        if self._dispatcher is not None and self._dispatcher is not threading.current_thread():
-            self._dispatcher.join()
         self._fail_all(ShutdownError("the engine was closed while the request was running"))
-        with self._progress:
-            self._progress.notify_all()
+        self._note_delivery()
 
     def __enter__(self) -> Engine:
         """Close the engine at the end of the block."""
@@ -235,9 +250,15 @@ class Engine(EngineBase):
         try:
             self._route(events)
         except BaseException as error:
+            self._core.close()  # or later requests would wait for events that nobody takes
             self._fail_all(InternalError(f"the event thread failed: {type(error).__name__}: {error}"))
             raise
+        finally:
+            self._note_delivery()
+
+    def _note_delivery(self) -> None:
         with self._progress:
+            self._num_deliveries += 1
             self._progress.notify_all()
 
     def _drive(self, done: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,7 @@ class EngineBase:
         self.eos_token_ids = tuple(dict.fromkeys([*own, *eos_token_ids]))
         self._options = options or EngineOptions()
         self._core = NativeEngine(executor, self._options)
+        weakref.finalize(self, self._core.close)  # also at the interpreter's exit
         self._model_info = self._core.model_info()
         self._client_ids = itertools.count(1)
         self._states: dict[int, RequestState] = {}
@@ -188,7 +190,7 @@ class EngineBase:
                 client_id=client_id,
             )
         except BaseException:
-            del self._states[client_id]
+            self._states.pop(client_id, None)  # a close beside it may have failed it already
             raise
         return state
 
@@ -226,9 +228,11 @@ class EngineBase:
                     state.on_end(event)
                 elif state.on_token(event):
                     self._cancel(event.request_id)
-            except Exception as error:  # one request's text must not stop the others
+            except (Exception, SystemExit) as error:  # one request's text or sink must not stop the others
                 self._cancel(event.request_id)
-                with contextlib.suppress(Exception):  # the sink may be what fails; the state has the error
+                with contextlib.suppress(
+                    Exception, SystemExit
+                ):  # the sink may be what fails; the state has the error
                     state.fail(InternalError(f"handling a token failed: {type(error).__name__}: {error}"))
 
     def _cancel(self, request_id: int | None) -> None:
@@ -242,7 +246,8 @@ class EngineBase:
         for client_id in list(self._states):
             state = self._states.pop(client_id, None)
             if state is not None:
-                state.fail(error)
+                with contextlib.suppress(Exception, SystemExit):  # one sink must not leave the others waiting
+                    state.fail(error)
 
 
 def per_prompt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ._native import native
-from .errors import InvalidArgumentError, ShutdownError
+from .errors import InvalidArgumentError, ShutdownError, UnsupportedError
 from .events import Event, event_of
 from .executor import Executor, Int32Array, ModelInfo
 from .sampling import SamplingParams
@@ -79,9 +80,10 @@ class NativeEngine:
     def __init__(self, executor: Executor, options: EngineOptions | None = None) -> None:
         """Start an engine on `executor`, which it owns from here on, also when this fails."""
         core = native()
-        self._lock = threading.Lock()
-        self._calls = 0
+        self._process = os.getpid()
+        self._callers: list[int] = []  # the threads that are inside a call
         self._closing = False
+        self._close_once = threading.Lock()
         self._executor = executor  # its callbacks and buffers must live as long as the engine
         self._events = core.ffi.new("psm_event[]", _EVENTS_A_POLL)
         out = core.ffi.new("psm_engine**")
@@ -96,16 +98,22 @@ class NativeEngine:
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[Any]:
-        # psm_engine_destroy must not run beside any other call, so calls are counted.
-        with self._lock:
+        # psm_engine_destroy must not run beside any other call. A call is noted before it looks at _closing, and
+        # close() sets that before it looks at the notes, so one sees the other. There is no lock to hold: the garbage
+        # collector can close an engine anywhere, also on a thread that is in here.
+        thread = threading.get_ident()
+        try:
+            self._callers.append(thread)
             if self._closing:
                 raise ShutdownError("the engine is closed; open it again to submit requests")
-            self._calls += 1
-        try:
+            if os.getpid() != self._process:
+                raise UnsupportedError(
+                    "the engine was opened by another process and does not live on after a fork; open one here"
+                )
             yield self._engine
         finally:
-            with self._lock:
-                self._calls -= 1
+            with contextlib.suppress(ValueError):  # interrupted before it was noted
+                self._callers.remove(thread)
 
     def model_info(self) -> ModelInfo:
         """Return the executor's description with the engine's narrowed limits."""
@@ -152,10 +160,10 @@ class NativeEngine:
         return bool(out[0])
 
     def poll(self, timeout_ms: int) -> list[Event]:
-        """Return events, in order for each request; [] on time-out or when another thread closes the engine.
+        """Return events, in order for each request; [] on time-out.
 
         timeout_ms : how long to wait for the first; 0 = not at all, -1 = until there is one
-        raises ShutdownError on a closed engine
+        raises ShutdownError once the engine is shut down and has no events left, or is closed
         """
         core = native()
         out = core.ffi.new("size_t*")
@@ -185,17 +193,39 @@ class NativeEngine:
             core.check(core.lib.psm_engine_iteration_stats(engine, records, max_records, out))
         return [from_struct(IterationStats, records[i]) for i in range(out[0])]
 
+    def shutdown(self) -> None:
+        """Refuse new requests and fail what is left, after the step in progress. The events can still be polled.
+
+        raises InvalidArgumentError from inside a step, which it would wait for
+        """
+        core = native()
+        with self._call() as engine:
+            core.check(core.lib.psm_engine_shutdown(engine))
+
+    @property
+    def is_called_here(self) -> bool:
+        """Whether this thread is inside a call of the engine or a step of its Python executor."""
+        thread = threading.get_ident()
+        return thread in self._callers or self._executor.callback_thread == thread
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in the child of a fork, where the engine's threads are not."""
+        return os.getpid() == self._process
+
     def close(self) -> None:
         """Stop the engine and release it with its executor; waits for the step in progress. Twice is fine.
 
-        Called from inside a step of its own executor, it returns at once and the engine stops after that step.
+        Called from inside a step of its own executor, it returns at once and the engine stops after that step. Nothing
+        happens in the child of a fork.
         """
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-        if self._executor.callback_thread == threading.get_ident():
-            # A Python executor's step closes its own engine, or the garbage collector does in the middle of one:
+        if not self._close_once.acquire(blocking=False):
+            return
+        self._closing = True
+        if not self.is_of_this_process:
+            return
+        if self.is_called_here:
+            # A Python executor's step closes its own engine, or the garbage collector does in the middle of a call:
             # this thread must return before the engine can stop.
             threading.Thread(target=self._destroy, name="plansmith-close").start()
         else:
@@ -203,12 +233,8 @@ class NativeEngine:
 
     def _destroy(self) -> None:
         core = native()
-        # A poller may be about to wait when the first wake comes, so wake until every call has left.
-        while True:
-            with self._lock:
-                if self._calls == 0:
-                    break
-            core.lib.psm_engine_wake(self._engine)
+        core.lib.psm_engine_shutdown(self._engine)  # sends the pollers home
+        while self._callers:
             time.sleep(0.001)
         core.lib.psm_engine_destroy(self._engine)
         self._engine = None

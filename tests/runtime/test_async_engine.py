@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,6 +33,11 @@ def run(
             return await asyncio.wait_for(body(engine), 30)
 
     return asyncio.run(main())
+
+
+async def until_running(engine: AsyncEngine) -> None:
+    while engine.stats().num_submitted_requests == 0:
+        await asyncio.sleep(0.002)
 
 
 async def until_idle(engine: AsyncEngine) -> None:
@@ -150,6 +157,55 @@ def test_closing_fails_what_is_running() -> None:
             await engine.generate([1, 2], GREEDY)
 
     run(body)
+
+
+def test_a_cancelled_close_leaves_nobody_waiting() -> None:
+    gate = threading.Event()
+
+    async def body(engine: AsyncEngine) -> None:
+        task = asyncio.create_task(engine.generate([1, 2], LONG))
+        await until_running(engine)
+        closing = asyncio.create_task(engine.aclose())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        with pytest.raises(errors.ShutdownError):
+            await task
+        gate.set()
+
+    run(body, FakeModel(gate=gate))
+
+
+def test_closing_after_the_loop_is_gone() -> None:
+    model = FakeModel()
+    engine = AsyncEngine.from_executor(PythonExecutor(model))
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def begin() -> None:
+        tasks.extend(asyncio.ensure_future(engine.generate([1, n], LONG)) for n in range(3))
+        await asyncio.sleep(0.01)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(engine.aclose())
+    assert model.closed == 1
+    for task in tasks:  # or asyncio complains that they were never run to their end
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_nobody_closes_goes_with_its_loop() -> None:
+    model = FakeModel()
+
+    async def body() -> None:
+        engine = AsyncEngine.from_executor(PythonExecutor(model))
+        await engine.stream([1, 2], LONG).__anext__()
+
+    asyncio.run(body())
+    deadline = time.monotonic() + 20
+    while model.closed == 0 and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.002)
+    assert model.closed == 1
 
 
 def test_the_loop_is_free_while_a_step_runs() -> None:

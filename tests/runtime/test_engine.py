@@ -378,23 +378,156 @@ def test_an_engine_that_nobody_closes_is_released_with_its_last_reference(manual
     eventually(lambda: model.closed == 1)
 
 
-def test_a_program_may_end_in_the_middle_of_a_request() -> None:
-    program = (
-        "from fake_executor import fake_executor\n"
-        "from plansmith.runtime.engine import Engine, SamplingParams\n"
-        "engine = Engine.from_executor(fake_executor())\n"
-        "stream = engine.stream([1, 2], SamplingParams(max_tokens=60))\n"
-        "print(next(stream).token_ids)\n"
+def test_closing_delivers_what_the_last_step_gave() -> None:
+    engine, model, gate = gated()
+    handle = engine.submit([1, 2], dataclasses.replace(GREEDY, max_tokens=1))
+    eventually(lambda: model.num_entered > 0)
+    threading.Timer(0.05, gate.set).start()
+    engine.close()
+    assert list(handle.result(timeout=20).token_ids) == greedy([1, 2], 1)
+
+
+def test_a_close_in_the_middle_of_a_submission_is_a_shutdown_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = engine._core.submit
+
+    def close_first(*args: Any, **kwargs: Any) -> int:
+        engine.close()
+        return submit(*args, **kwargs)
+
+    monkeypatch.setattr(engine._core, "submit", close_first)
+    with pytest.raises(errors.ShutdownError):
+        engine.submit([1, 2], GREEDY)
+
+
+def test_a_close_on_a_thread_that_is_in_a_call_waits_for_the_call() -> None:
+    # As the garbage collector does it, which runs anywhere.
+    model = FakeModel()
+    engine = Engine.from_executor(PythonExecutor(model))
+    with engine._core._call():
+        engine._core.close()
+        assert model.closed == 0
+    eventually(lambda: model.closed == 1)
+
+
+def test_an_on_delta_that_exits_fails_its_own_request_only(engine: Engine) -> None:
+    def leave(_delta: Any) -> None:
+        sys.exit(3)
+
+    other = engine.submit([1, 2], GREEDY)
+    with pytest.raises(errors.InternalError, match="SystemExit"):
+        engine.submit([1, 2], GREEDY, on_delta=leave).result(timeout=20)
+    assert list(other.result(timeout=20).token_ids) == greedy([1, 2], 8)
+    assert list(engine.submit([1, 2], GREEDY).result(timeout=20).token_ids) == greedy([1, 2], 8)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_event_thread_that_dies_closes_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(_events: Any) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(engine, "_route", die)
+    with pytest.raises(errors.InternalError, match="the event thread failed: SystemExit"):
+        engine.submit([1, 2], GREEDY).result(timeout=20)
+    with pytest.raises(errors.ShutdownError):
+        engine.submit([1, 2], GREEDY)
+
+
+def test_opening_and_closing_leaks_no_descriptor_and_no_thread() -> None:
+    def in_use() -> tuple[int, int]:
+        descriptors, threads = (list(Path("/proc/self", kind).iterdir()) for kind in ("fd", "task"))
+        return len(descriptors), len(threads)
+
+    def cycle(i: int) -> None:
+        opened = open_fake()
+        handles = [opened.submit([i % 64, n], dataclasses.replace(GREEDY, max_tokens=60)) for n in range(3)]
+        if i % 2:
+            next(handles[0])
+            opened.close()
+
+    cycle(0)
+    cycle(1)
+    gc.collect()
+    before = in_use()
+    for i in range(200):
+        cycle(i)
+    gc.collect()
+    eventually(lambda: in_use() <= before)
+
+
+def run_program(*lines: str) -> str:
+    """Return what a Python program over the fake executor prints; it must end well and without a word on stderr."""
+    imports = (
+        "import os, sys",
+        "from fake_executor import fake_executor",
+        "from plansmith.runtime import errors",
+        "from plansmith.runtime.engine import Engine, SamplingParams",
     )
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", "\n".join([*imports, *lines])],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0 and done.stdout.startswith("(") and done.stderr == ""
+    assert done.returncode == 0 and done.stderr == ""
+    return done.stdout
+
+
+def test_a_program_may_end_in_the_middle_of_a_request() -> None:
+    said = run_program(
+        "engine = Engine.from_executor(fake_executor())",
+        "stream = engine.stream([1, 2], SamplingParams(max_tokens=60))",
+        "print(next(stream).token_ids)",
+    )
+    assert said.startswith("(")
+
+
+def test_after_a_fork_the_engine_is_the_parents() -> None:
+    said = run_program(
+        "engine = Engine.from_executor(fake_executor())",
+        "handle = engine.submit([1, 2], SamplingParams(max_tokens=60))",
+        "child = os.fork()",
+        "if child == 0:",
+        "    try:",
+        "        engine.submit([1, 2])",
+        "    except errors.UnsupportedError as error:",
+        "        print(error, flush=True)",
+        "    engine.close()",
+        "    with Engine.from_executor(fake_executor()) as own:",
+        "        print(len(own.generate([3], SamplingParams(max_tokens=5))[0].token_ids))",
+        "    sys.exit(0)",
+        "assert os.waitpid(child, 0)[1] == 0",
+        "print(len(handle.result(20).token_ids))",
+    )
+    assert said.splitlines() == [
+        "the engine was opened by another process and does not live on after a fork; open one here",
+        "5",
+        "60",
+    ]
+
+
+def test_several_threads_may_wait_on_an_engine_of_manual_steps() -> None:
+    wrong: list[object] = []
+
+    def work(engine: Engine, i: int) -> None:
+        try:
+            for _ in range(10):
+                got = list(engine.generate([1, i], GREEDY)[0].token_ids)
+                if got != greedy([1, i], 8):
+                    wrong.append(got)
+        except BaseException as error:
+            wrong.append(error)
+
+    with open_fake(options=EngineOptions(manual_step=True)) as manual:
+        threads = [threading.Thread(target=work, args=(manual, i)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert wrong == []
 
 
 def test_manual_steps() -> None:
