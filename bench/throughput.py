@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--precisions", default="int8", help="of plansmith, e.g. int8,int4,fp32")
+    parser.add_argument("--precisions", default="int8,int4,fp32", help="of plansmith")
     parser.add_argument("--isa", default="avx2", help="run plansmith with these kernels too; empty for no")
     parser.add_argument("--peers", default="int8,fp32", help="OpenVINO precisions; empty for none")
     parser.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu")
@@ -95,15 +95,11 @@ def main() -> None:
     python = PEER_WORK / "venv-openvino" / "bin" / "python"
     for precision in peers:
         command = [str(python), str(PEER), "run", "--model", str(PEER_WORK / f"openvino-{precision}")]
-        runs[f"openvino-genai {precision}"] = [
-            *command,
-            "--requests",
-            str(requests),
-            "--threads",
-            str(args.threads),
-        ]
+        command += ["--requests", str(requests), "--threads", str(args.threads)]
+        runs[f"openvino-genai {precision}"] = command
     slow = [sys.executable, "-c", TRANSFORMERS, str(checkpoint), str(requests), str(args.threads)]
 
+    lengths = [request["output_len"] for request in common.workload()["requests16"]]
     samples: list[dict[str, Any]] = []
     for round_idx in range(args.rounds):
         requests.write_text(json.dumps(salted(common.workload()["requests16"], round_idx)))
@@ -116,6 +112,9 @@ def main() -> None:
                 "round": round_idx,
                 "load_average": load,
             }
+            tokens = sample.pop("token_ids")
+            if [len(t) for t in tokens] != lengths:
+                raise SystemExit(f"{name} generated other lengths than it was asked for")
             sample["tokens_per_s"] = sample["generated_tokens"] / sample["wall_s"]
             print(f"round {round_idx}  {name:34s} {sample['tokens_per_s']:8.1f} tokens/s", flush=True)
             samples.append(sample)
@@ -128,7 +127,7 @@ def report(samples: list[dict[str, Any]]) -> None:
     """Print medians, spreads and the ratio to each engine."""
     names = list(dict.fromkeys(sample["engine"] for sample in samples))
     median = {n: statistics.median(s["tokens_per_s"] for s in samples if s["engine"] == n) for n in names}
-    ours = [n for n in names if n.startswith("plansmith")]
+    ours = [n for n in names if n.startswith("plansmith") and "kernels" not in n]
     rows = []
     for name in names:
         own = [s for s in samples if s["engine"] == name]

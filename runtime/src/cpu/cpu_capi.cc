@@ -3,10 +3,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 
+#include "abi.h"
 #include "cpu/executor.h"
 #include "cpu/thread_pool.h"
 #include "plansmith/plansmith.h"
@@ -35,13 +35,8 @@ psm_status Run(void* self, Body&& body) {
 
 psm_status DescribeEntry(void* self, psm_model_info* info) {
   return Run(self, [&](Executor& executor) {
-    if (info == nullptr || info->struct_size < sizeof(size_t)) {
-      throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
-                        "info is NULL or has no struct_size; set it to PSM_MODEL_INFO_SIZE");
-    }
-    psm_model_info full = executor.Describe();
-    full.struct_size = info->struct_size;
-    memcpy(info, &full, std::min(full.struct_size, static_cast<size_t>(PSM_MODEL_INFO_SIZE)));
+    if (info == nullptr) throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "info is NULL");
+    WriteStruct("psm_model_info", executor.Describe(), info, {PSM_MODEL_INFO_SIZE});
   });
 }
 
@@ -71,23 +66,10 @@ psm_cpu_options ReadOptions(const psm_cpu_options* given) {
   psm_cpu_options options;
   psm_cpu_options_init(&options);
   if (given == nullptr) return options;
-  const size_t known = PSM_CPU_OPTIONS_SIZE;
-  if (given->struct_size < sizeof(size_t) || given->struct_size > 4096) {
-    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
-                      Format("options.struct_size is %zu, wanted %zu (PSM_CPU_OPTIONS_SIZE); call "
-                             "psm_cpu_options_init first",
-                             given->struct_size, known));
-  }
-  const unsigned char* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = known; i < given->struct_size; ++i) {
-    if (bytes[i] != 0) {
-      throw StatusError(
-          PSM_ERROR_INVALID_ARGUMENT,
-          "options has fields that this library does not know; use a library as new as "
-          "the header, or leave them 0");
-    }
-  }
-  memcpy(&options, given, std::min(given->struct_size, known));
+  options = ReadStruct(
+      "psm_cpu_options", given, options,
+      {PSM_FIELD_END(psm_cpu_options, struct_size), PSM_FIELD_END(psm_cpu_options, num_threads),
+       PSM_FIELD_END(psm_cpu_options, pin_threads), PSM_CPU_OPTIONS_SIZE});
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
@@ -115,7 +97,7 @@ void psm_cpu_options_init(psm_cpu_options* options) {
 psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
                                    psm_executor* out) {
   using namespace plansmith;
-  if (out != nullptr) memset(out, 0, sizeof(*out));
+  if (out != nullptr) memset(out, 0, PSM_EXECUTOR_SIZE);
   return Guard([&] {
     if (plan_path == nullptr || out == nullptr) {
       throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "plan_path or out is NULL");

@@ -58,8 +58,8 @@ struct FloatBlock {
   }
 };
 
-// Sums are kept in this type and not in __m512i (eight 64-bit lanes): GCC 12 does not see that they are one register in
-// both types, copies each of them in every step and runs out of registers.
+// Sums are kept in this type and not in __m512i (eight 64-bit lanes): GCC 12 does not see that they
+// are one register in both types, copies each of them in every step and runs out of registers.
 using Sums = int32_t __attribute__((vector_size(64)));
 
 inline __m512i Broadcast4(const int8_t* q) {
@@ -109,8 +109,7 @@ struct IntBlock {
     for (size_t g = 0; g < num_groups; ++g) {
       Sums dot[MR][NT];
       for (uint32_t r = 0; r < MR; ++r) {
-        const Sums start =
-            (Sums)_mm512_set1_epi32(-Dot::kOffset * row_sums[r * num_groups + g]);
+        const Sums start = (Sums)_mm512_set1_epi32(-Dot::kOffset * row_sums[r * num_groups + g]);
         for (uint32_t t = 0; t < NT; ++t) dot[r][t] = start;
       }
       for (uint32_t s = 0; s < steps; ++s, w += 64, q += Dot::kStep) {
