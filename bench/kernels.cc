@@ -183,7 +183,6 @@ void BenchAttention(const KernelTable& kernels, ThreadPool* pool, const Peaks& p
     b.args.block_stride = static_cast<size_t>(kv_heads * dim * block);
     b.args.block_size = block;
     b.args.head_dim = dim;
-    b.args.num_kv_heads = kv_heads;
     b.args.q = q.data();
     b.args.q_stride = b.args.out_stride = heads * dim;
     b.args.out = out.data();

@@ -20,15 +20,16 @@ namespace plansmith {
 namespace bench {
 namespace {
 
-constexpr int kSums = 12;  // independent chains: latency 4-5 cycles x up to 2 a cycle, and a margin
-// Short enough to fit into a time slice, so that the best try is one without other processes.
-constexpr int64_t kLoops = 100000;
 constexpr int kTries = 100;
 constexpr size_t kReadBytes = 256 << 20;
 constexpr size_t kReadWords = 2 << 20;  // 16 MiB a try
 volatile float sink;
 
 #if defined(__x86_64__)
+constexpr int kSums = 12;  // independent chains: latency 4-5 cycles x up to 2 a cycle, and a margin
+// Short enough to fit into a time slice, so that the best try is one without other processes.
+constexpr int64_t kLoops = 100000;
+
 #define PSM_TARGET(isa) __attribute__((target(isa)))
 
 PSM_TARGET("avx2,fma") void FmaAvx2(int64_t loops) {
@@ -80,7 +81,9 @@ struct Work {
   int num_threads;
 };
 
+#if defined(__x86_64__)
 void RunKernel(void* context, int) { static_cast<Work*>(context)->kernel(kLoops); }
+#endif
 
 void Read(void* context, int idx) {
   const Work& work = *static_cast<Work*>(context);

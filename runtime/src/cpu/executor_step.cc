@@ -117,7 +117,6 @@ void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
   a.block_stride = kv_block_floats();
   a.block_size = static_cast<uint32_t>(h.tokens_per_block);
   a.head_dim = static_cast<uint32_t>(h.head_dim);
-  a.num_kv_heads = static_cast<uint32_t>(h.num_kv_heads);
   a.q = ViewData(op.in[0]);
   a.q_stride = Stride(op.in[0]);
   a.out = ViewData(op.out);

@@ -55,7 +55,6 @@ struct AttentionArgs {
   const int32_t* blocks;  // block of each block_size positions of the sequence
   uint32_t block_size;    // BS, a power of two
   uint32_t head_dim;      // D
-  uint32_t num_kv_heads;
   uint32_t kv_head;
   const float*
       q;  // first query row of the tile, its first head; heads follow at +D, rows at +q_stride
@@ -80,7 +79,8 @@ struct KernelTable {
                     uint32_t tile_begin, uint32_t tile_end);
   // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
   // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part without a number other
-  // than 0 gets scale 0.
+  // than 0 gets scale 0, one with a NaN or an infinity gets scale NaN (and any q and sums), so that
+  // every product with it is NaN.
   void (*quantize_row)(const float* x, uint32_t n, uint32_t padded, uint32_t num_scales,
                        uint32_t num_sums, int8_t* q, float* scales, int32_t* sums);
   void (*rms_norm)(const float* x, const float* weight, uint32_t n, float epsilon, float* out);

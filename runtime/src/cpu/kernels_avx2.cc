@@ -68,8 +68,8 @@ inline __m256i AddPairs(__m256i sum, __m256i sums16) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(sums16, _mm256_set1_epi16(1)));
 }
 
-// vpmaddubsw saturates at 16 bits: |q| as the unsigned side and q's sign moved to the weight stay
-// within 2 * 127 * 127.
+// vpmaddubsw saturates at 16 bits: |w| as the unsigned side and w's sign moved to q stay within
+// 2 * 128 * 127. Not the other way round: a weight may be -128, which int8 cannot negate.
 struct DotI8 {
   static constexpr uint32_t kStep = 4;
   static constexpr int32_t kOffset = 0;
@@ -79,11 +79,11 @@ struct DotI8 {
                   __m256i (*dot)[2]) {
     for (uint32_t s = 0; s < steps; ++s, w += 64, q += kStep) {
       const __m256i w0 = Load32(w), w1 = Load32(w + 32);
+      const __m256i size0 = _mm256_abs_epi8(w0), size1 = _mm256_abs_epi8(w1);
       for (uint32_t r = 0; r < MR; ++r) {
         const __m256i four = Broadcast4(q + r * q_stride);
-        const __m256i size = _mm256_abs_epi8(four);
-        dot[r][0] = AddPairs(dot[r][0], _mm256_maddubs_epi16(size, _mm256_sign_epi8(w0, four)));
-        dot[r][1] = AddPairs(dot[r][1], _mm256_maddubs_epi16(size, _mm256_sign_epi8(w1, four)));
+        dot[r][0] = AddPairs(dot[r][0], _mm256_maddubs_epi16(size0, _mm256_sign_epi8(four, w0)));
+        dot[r][1] = AddPairs(dot[r][1], _mm256_maddubs_epi16(size1, _mm256_sign_epi8(four, w1)));
       }
     }
   }

@@ -28,17 +28,18 @@ inline void StoreUpTo(float* p, V v, uint32_t n) {
   }
 }
 
-// Sum of the quantized values: sums of integers below 2^24 are exact in float32.
-inline int32_t QuantizePart(const float* x, uint32_t n, float inverse, int8_t* q) {
+// Sum of the quantized values: sums of integers below 2^24 are exact in float32. NaN when x holds a
+// NaN, or an infinity (whose inverse is 0).
+inline float QuantizePart(const float* x, uint32_t n, float inverse, int8_t* q) {
   V sum = VSet1(0.0f);
   const V factor = VSet1(inverse), high = VSet1(127.0f), low = VSet1(-127.0f);
   ForVectors(n, [&](uint32_t i, uint32_t lanes) {
-    // A NaN becomes 127: garbage in, but no undefined conversion.
-    const V y = VRound(VMax(VMin(VMul(LoadUpTo(x + i, lanes), factor), high), low));
+    // The bounds come first: that keeps a NaN.
+    const V y = VRound(VMax(low, VMin(high, VMul(LoadUpTo(x + i, lanes), factor))));
     VStoreI8(q + i, y, lanes);
     sum = VAdd(sum, y);
   });
-  return static_cast<int32_t>(VReduceAdd(sum));
+  return VReduceAdd(sum);
 }
 
 void QuantizeRow(const float* x, uint32_t n, uint32_t padded, uint32_t num_scales,
@@ -53,12 +54,13 @@ void QuantizeRow(const float* x, uint32_t n, uint32_t padded, uint32_t num_scale
     const bool nothing = largest < 1e-30f;  // 127 / largest would overflow
     scales[g] = nothing ? 0.0f : largest / 127.0f;
     const float inverse = nothing ? 0.0f : 127.0f / largest;
-    if (num_scales != 1 || num_sums == 1) {
-      sums[g] = QuantizePart(x + g * part, part, inverse, q + g * part);
-      continue;
-    }
-    for (uint32_t s = 0; s < num_sums; ++s) {
-      sums[s] = QuantizePart(x + s * sum_part, sum_part, inverse, q + s * sum_part);
+    // The part's sums: one, or all of them under the one scale.
+    const uint32_t end = num_scales == 1 ? num_sums : g + 1;
+    for (uint32_t s = g; s < end; ++s) {
+      const float sum = QuantizePart(x + s * sum_part, sum_part, inverse, q + s * sum_part);
+      const bool is_nan = sum != sum;
+      if (is_nan) scales[g] = sum;
+      sums[s] = is_nan ? 0 : static_cast<int32_t>(sum);
     }
   }
   for (uint32_t i = n; i < padded; ++i) q[i] = 0;

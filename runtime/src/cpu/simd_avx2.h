@@ -55,7 +55,7 @@ inline float VReduceMax(V v) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
-// The first n lanes, integral and within int8.
+// The first n lanes, integral and within int8; any value for a NaN.
 inline void VStoreI8(int8_t* p, V v, uint32_t n) {
   const __m256i i32 = _mm256_cvtps_epi32(v);
   const __m128i i16 =

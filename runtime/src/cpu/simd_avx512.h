@@ -51,7 +51,7 @@ inline V VPow2(V n) {
 }
 inline float VReduceAdd(V v) { return _mm512_reduce_add_ps(v); }
 inline float VReduceMax(V v) { return _mm512_reduce_max_ps(v); }
-// The first n lanes, integral and within int8.
+// The first n lanes, integral and within int8; any value for a NaN.
 inline void VStoreI8(int8_t* p, V v, uint32_t n) {
   _mm512_mask_cvtsepi32_storeu_epi8(p, MaskOf(n), _mm512_cvtps_epi32(v));
 }

@@ -97,9 +97,9 @@ inline float VReduceMax(V v) {
   for (uint32_t i = 1; i < kLanes; ++i) m = v.f[i] > m ? v.f[i] : m;
   return m;
 }
-// The first n lanes, integral and within int8.
+// The first n lanes, integral and within int8; 0 for a NaN, whose conversion is undefined.
 inline void VStoreI8(int8_t* p, V v, uint32_t n) {
-  for (uint32_t i = 0; i < n; ++i) p[i] = static_cast<int8_t>(v.f[i]);
+  for (uint32_t i = 0; i < n; ++i) p[i] = static_cast<int8_t>(v.f[i] == v.f[i] ? v.f[i] : 0.0f);
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/thread_pool.h"
 
+#include <fenv.h>
 #if defined(__linux__)
 #include <sched.h>
 #endif
 
 #include <chrono>
+#include <system_error>
+
+#include "status.h"
 
 namespace plansmith {
 namespace cpu {
@@ -67,6 +71,13 @@ ThreadPool::ThreadPool(int num_threads, bool pin) : num_threads_(num_threads), p
   threads_.reserve(static_cast<size_t>(num_threads - 1));
   try {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { Work(i); });
+  } catch (const std::system_error& e) {
+    const size_t num_started = threads_.size() + 1;
+    StopAndJoin();
+    throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
+                      Format("cannot start thread %zu of %d: %s; set a lower num_threads or raise "
+                             "the process's limits",
+                             num_started + 1, num_threads, e.what()));
   } catch (...) {
     StopAndJoin();
     throw;
@@ -92,13 +103,18 @@ void ThreadPool::Run(Job job, void* context) {
   num_finished_.store(0, std::memory_order_relaxed);
   num_runs_.fetch_add(1, std::memory_order_seq_cst);
   started_.Signal();
+  fenv_t callers;
+  fegetenv(&callers);
+  fesetenv(FE_DFL_ENV);
   job(context, 0);
+  fesetenv(&callers);
   finished_.Await(
       [this] { return num_finished_.load(std::memory_order_seq_cst) == num_threads_ - 1; });
 }
 
 void ThreadPool::Work(int thread_idx) {
   if (pin_) PinTo(thread_idx);
+  fesetenv(FE_DFL_ENV);  // a thread begins with its creator's
   for (uint32_t seen = 0;; ++seen) {
     started_.Await([&] { return num_runs_.load(std::memory_order_seq_cst) != seen; });
     if (job_ == nullptr) return;

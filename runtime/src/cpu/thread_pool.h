@@ -44,8 +44,9 @@ class Event {
 
 class ThreadPool {
  public:
-  // num_threads >= 1, the caller of Run included. With `pin`, thread i runs on the i-th core that
-  // this process may use (the caller's thread is pinned by its first Run).
+  // num_threads >= 1, the caller of Run included. Throws StatusError (OUT_OF_MEMORY) where the
+  // system gives no more threads. With `pin`, thread i runs on the i-th core that this process may
+  // use (the caller's thread is pinned by its first Run).
   ThreadPool(int num_threads, bool pin);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -54,7 +55,9 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   // Calls job(context, thread_idx) once on every member and returns when all are done; what they
-  // wrote is visible then. One Run at a time. The job must not throw.
+  // wrote is visible then. One Run at a time. The job must not throw. It runs in the default
+  // floating-point environment on all members, whatever rounding or flushing of denormals a thread
+  // of the host has set: who computes a number must not change its bits.
   using Job = void (*)(void* context, int thread_idx);
   void Run(Job job, void* context);
 

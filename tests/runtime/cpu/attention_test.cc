@@ -98,7 +98,6 @@ std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector
     a.block_stride = block_stride;
     a.block_size = c.block;
     a.head_dim = c.dim;
-    a.num_kv_heads = c.kv_heads;
     a.q = s.q.data() + first * width;
     a.q_stride = width;
     a.out = out.data() + first * width;

@@ -101,6 +101,24 @@ void CheckPrecision(const Precision& p, const char* isa) {
   }
 }
 
+// A NaN in one value of one head reaches the logits, so that the engine can fail the request.
+void CheckNan(const Precision& p, const char* isa) {
+  TinyModel model(ShapeOf(p));
+  const uint32_t q = model.s.heads * model.s.dim, kv = model.s.kv_heads * model.s.dim;
+  for (Packed& t : model.plan.tensors) {
+    if (t.record.rows != 1 || t.record.cols != q + 2 * kv) continue;  // the bias of q, k and v
+    const float nan = NAN;
+    memcpy(t.data.data() + (q + kv) * sizeof(float), &nan, sizeof(nan));
+  }
+  const TempFile file;
+  file.Write(model.plan.Bytes());
+  Driver driver(file.path(), isa, 2, 4);
+  std::vector<Driver::Sequence> one(1);
+  one[0].ids = {1, 2, 3};
+  driver.Step(&one, {3});
+  for (float y : one[0].logits) CHECK(std::isnan(y));
+}
+
 // A valid batch of two sequences that each bad batch differs from in one entry.
 struct BatchArrays {
   std::vector<int32_t> ids = {1, 2, 3}, positions = {0, 1, 4}, query_lens = {2, 1},
@@ -264,7 +282,10 @@ void CheckOutOfMemory() {
 
 int main() {
   for (const KernelTable* kernels : UsableTables()) {
-    for (const Precision& p : kPrecisions) CheckPrecision(p, kernels->name);
+    for (const Precision& p : kPrecisions) {
+      CheckPrecision(p, kernels->name);
+      CheckNan(p, kernels->name);
+    }
     printf("%s: ok\n", kernels->name);
   }
   TinyModel model{TinyShape()};

@@ -2,6 +2,8 @@
 // by row.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "isas.h"
 #include "plan_builder.h"
 
@@ -138,8 +140,13 @@ void CheckExtremes(const KernelTable& kernels) {
     for (int sign : {-1, 1}) {
       const uint32_t n = 16, k = 512;
       std::vector<float> weights(n * k, static_cast<float>(sign));
-      std::vector<float> x(k, -1.0f);
-      const Packed packed = PackMatrix(weights, n, k, dtype);
+      const std::vector<float> x(k, -1.0f);
+      Packed packed = PackMatrix(weights, n, k, dtype);
+      double weight = sign;
+      if (sign < 0) {  // what rounding to nearest never makes, but the types hold: -128 and -8
+        packed.data.assign(packed.data.size(), dtype == kI8 ? 0x80 : 0x00);
+        weight = dtype == kI8 ? -128 / 127.0 : -8 / 7.0;
+      }
       const PackedMatrix w = packed.Matrix();
       const Input in = MakeInput(kernels, w, 1, false, x, k);
       std::vector<float> out(n);
@@ -153,7 +160,7 @@ void CheckExtremes(const KernelTable& kernels) {
       args.out = out.data();
       args.out_stride = n;
       kernels.linear[dtype](args, 0, 1, 0, 1);
-      for (float y : out) CHECK(std::fabs(y + static_cast<float>(sign) * k) < 1e-3 * k);
+      for (float y : out) CHECK(std::fabs(y + weight * k) < 1e-3 * k);
     }
   }
 }
@@ -166,10 +173,24 @@ void CheckZerosAndNan(const KernelTable& kernels) {
   kernels.quantize_row(x.data(), 40, 64, 1, 1, q.data(), &scale, &sum);
   CHECK(scale == 0 && sum == 0);
   for (int8_t v : q) CHECK(v == 0);
-  x[3] = NAN;
-  kernels.quantize_row(x.data(), 40, 64, 1, 1, q.data(), &scale, &sum);  // any values, no crash
-  x[3] = INFINITY;
-  kernels.quantize_row(x.data(), 40, 64, 1, 1, q.data(), &scale, &sum);
+  // A NaN or an infinity anywhere, beside large and tiny numbers, makes the scale of its part NaN.
+  for (float other : {1.0f, 1e-35f}) {
+    for (float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+      for (uint32_t at = 0; at < 40; ++at) {
+        std::fill(x.begin(), x.end(), other);
+        x[at] = bad;
+        std::vector<float> scales(4, 0.0f);
+        std::vector<int32_t> sums(4);
+        kernels.quantize_row(x.data(), 40, 64, 1, 1, q.data(), scales.data(), sums.data());
+        CHECK(std::isnan(scales[0]));
+        scales[0] = 0;
+        kernels.quantize_row(x.data(), 40, 64, 1, 4, q.data(), scales.data(), sums.data());
+        CHECK(std::isnan(scales[0]));
+        kernels.quantize_row(x.data(), 40, 64, 4, 4, q.data(), scales.data(), sums.data());
+        for (uint32_t g = 0; g < 4; ++g) CHECK(std::isnan(scales[g]) == (g == at / 10));
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -3,9 +3,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/thread_pool.h"
 
+#include <fenv.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cfloat>
 #include <chrono>
 
 #include "check.h"
+#include "status.h"
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 using plansmith::cpu::Event;
 using plansmith::cpu::ThreadPool;
@@ -43,9 +54,68 @@ void Job(void* context, int idx) {
   }
 }
 
+// Every member rounds to nearest and keeps denormals, whatever the caller has set.
+void CheckEnvironment() {
+  constexpr int kThreads = 3;
+  struct Seen {
+    int rounding[kThreads];
+    float half[kThreads];
+  };
+  const auto job = [](void* context, int idx) {
+    Seen* seen = static_cast<Seen*>(context);
+    volatile float smallest = FLT_MIN;
+    seen->rounding[idx] = fegetround();
+    seen->half[idx] = smallest * 0.5f;
+  };
+  const auto set = [](bool strange) {
+    fesetround(strange ? FE_UPWARD : FE_TONEAREST);
+#if defined(__x86_64__)
+    _mm_setcsr((_mm_getcsr() & ~0x8040u) | (strange ? 0x8040u : 0));  // FTZ and DAZ
+#endif
+  };
+  for (bool before : {false, true}) {  // workers inherit what their creator had
+    set(before);
+    ThreadPool pool(kThreads, false);
+    set(true);
+    Seen seen = {};
+    pool.Run(job, &seen);
+    CHECK(fegetround() == FE_UPWARD);
+#if defined(__x86_64__)
+    CHECK((_mm_getcsr() & 0x8040u) == 0x8040u);
+#endif
+    set(false);
+    for (int i = 0; i < kThreads; ++i) {
+      CHECK(seen.rounding[i] == FE_TONEAREST);
+      CHECK(seen.half[i] > 0);
+    }
+  }
+}
+
+// Without room for the threads' stacks: an error that says so. Sanitizers need the room themselves.
+void CheckNoThreads() {
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    const rlimit limit = {256u << 20, 256u << 20};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(1);
+    try {
+      ThreadPool pool(1000, false);
+    } catch (const plansmith::StatusError& e) {
+      _exit(e.code() == PSM_ERROR_OUT_OF_MEMORY && strstr(e.what(), " of 1000: ") ? 0 : 2);
+    }
+    _exit(3);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+#endif
+}
+
 }  // namespace
 
 int main() {
+  CheckNoThreads();
+  CheckEnvironment();
   for (int threads : {1, 2, 3, 5}) {
     for (bool pin : {false, true}) {
       ThreadPool pool(threads, pin);
