@@ -97,10 +97,11 @@ HEADER = np.dtype(
     + [(n, "<i4") for n in MODEL_FIELDS]
     + [("logits_slot", "<u4"), ("reserved", "<u4", (16,))]
 )
+SECTIONS = ("data", "scales")  # what a tensor has in the file
 SLOT = np.dtype([("rows", "<u4"), ("width", "<u4")])
 TENSOR = np.dtype(
     [(n, "<u4") for n in ("dtype", "layout", "rows", "cols", "group_size", "name")]
-    + [(f"{section}_{what}", "<u8") for section in ("data", "scales", "sums") for what in ("offset", "bytes")]
+    + [(f"{section}_{what}", "<u8") for section in SECTIONS for what in ("offset", "bytes")]
 )
 VIEW = np.dtype([("slot", "<i4"), ("col", "<u4")])
 OP = np.dtype(
@@ -136,7 +137,7 @@ class View:
 class Tensor:
     """One tensor of the file and how to make its bytes.
 
-    sections : bytes of "data", "scales", "sums" (0 = none)
+    sections : bytes of each of SECTIONS (0 = none)
     blocks : yields (section, array) in file order within each section; called once, when its turn comes
     """
 

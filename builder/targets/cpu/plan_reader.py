@@ -33,7 +33,7 @@ from .plan_file import (
 
 @dataclasses.dataclass(frozen=True)
 class PlanTensor:
-    """A tensor of a file that was read; `data`, `scales`, `sums` are views of the mapped file, flat."""
+    """A tensor of a file that was read; `data` and `scales` are views of the mapped file, flat."""
 
     name: str
     dtype: DType
@@ -43,7 +43,6 @@ class PlanTensor:
     group_size: int
     data: Array
     scales: Array
-    sums: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +144,9 @@ class _Reader:
             raise self.fail(f"tensor {name!r}: {dtype.name} in layout {layout.name} with groups of {group}")
         groups = cols // group if group else 1
         per_group = packing.scales_bytes(rows, groups)
-        wanted = {
-            "data": packing.data_bytes(dtype, layout, rows, cols),
-            "scales": per_group,
-            "sums": per_group,
-        }
+        wanted = {"data": packing.data_bytes(dtype, layout, rows, cols), "scales": per_group}
         sections = []
-        for section, kind in (("data", _STORED[dtype]), ("scales", "<f4"), ("sums", "<i4")):
+        for section, kind in (("data", _STORED[dtype]), ("scales", "<f4")):
             start, size = int(record[f"{section}_offset"]), int(record[f"{section}_bytes"])
             if start + size > self.raw.size or (size != wanted[section] and (size or section == "data")):
                 raise self.fail(

@@ -18,6 +18,7 @@ from .plan_file import (
     MAGIC,
     MODEL_FIELDS,
     OP,
+    SECTIONS,
     SLOT,
     TENSOR,
     Op,
@@ -79,7 +80,7 @@ class PlanWriter:
         offset = align(align(offset) + len(self._strings.data))
         header["data_offset"] = offset
         for record, tensor in zip(self.tensors, program.tensors, strict=True):
-            for section in ("data", "scales", "sums"):
+            for section in SECTIONS:
                 size = tensor.sections.get(section, 0)
                 if size:
                     record[f"{section}_offset"], record[f"{section}_bytes"] = offset, size
@@ -132,7 +133,7 @@ class PlanWriter:
         return total
 
     def _write_tensor(self, file: Any, record: Any, tensor: Tensor) -> None:
-        done = dict.fromkeys(("data", "scales", "sums"), 0)
+        done = dict.fromkeys(SECTIONS, 0)
         for section, block in tensor.blocks():
             size = block.nbytes
             if done[section] + size > int(record[f"{section}_bytes"]):
@@ -158,7 +159,7 @@ def write_plan(
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Return bytes by stored type, scales and sums included."""
+    """Return bytes by stored type, scales included."""
     totals: dict[str, int] = {}
     for tensor in tensors:
         name = tensor.dtype.name.lower()

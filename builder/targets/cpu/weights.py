@@ -164,7 +164,6 @@ def packed_tensor(name: str, parts: list[Weight], layout: Layout, group_size: in
     groups = cols // group_size if group_size else 1
     integer = first.scale is not None
     if integer:
-        # No "sums": the kernels offset the weights, whose correction they take from the activations.
         sections["scales"] = packing.scales_bytes(rows, groups)
 
     def blocks() -> Iterator[tuple[str, Array]]:

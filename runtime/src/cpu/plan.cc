@@ -267,7 +267,6 @@ void Plan::CheckTensors() const {
     } blocks[] = {
         {"data", t.data_offset, t.data_bytes, DataBytesOf(t), false},
         {"scales", t.scales_offset, t.scales_bytes, per_group, !quantized},
-        {"sums", t.sums_offset, t.sums_bytes, per_group, true},
     };
     for (const auto& b : blocks) {
       if (b.optional && b.offset == 0 && b.bytes == 0) continue;

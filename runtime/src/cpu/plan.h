@@ -21,7 +21,7 @@ uint32_t Crc32(const void* data, size_t size);
 struct PaddedShape {
   uint64_t rows;        // N, a multiple of kTile for packed layouts
   uint64_t cols;        // K, a multiple of the layout's k step
-  uint64_t num_groups;  // of scales and sums; 1 unless group_size is set
+  uint64_t num_groups;  // of scales; 1 unless group_size is set
 };
 PaddedShape PaddedShapeOf(const TensorRecord& tensor);
 

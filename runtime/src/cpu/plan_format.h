@@ -77,8 +77,7 @@ enum DType : uint32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3 };
 //                                     (high nibble), stored as value + 8 (0..15)
 //
 // Scales are float32 [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
-// K / group_size. `sums` (I8 and I4 only, optional; no kernel reads them today) are int32
-// [N/16][num_groups][16]: the sum over the group's k of the value (of I4: nibble - 8).
+// K / group_size.
 enum Layout : uint32_t { kRowMajor = 0, kPackedN16 = 1, kPackedN16K4 = 2, kPackedN16K8 = 3 };
 
 struct TensorRecord {
@@ -90,9 +89,8 @@ struct TensorRecord {
   uint32_t name;        // offset into strings (NUL-terminated)
   uint64_t data_offset, data_bytes;
   uint64_t scales_offset, scales_bytes;  // 0, 0 when there are none
-  uint64_t sums_offset, sums_bytes;
 };
-static_assert(sizeof(TensorRecord) == 72, "");
+static_assert(sizeof(TensorRecord) == 56, "");
 
 // A view of columns [col, ...) of a slot.
 struct View {

@@ -3,7 +3,7 @@ foreach(name linear rows attention executor plan thread_pool)
   plansmith_test(cpu_${name}_test ${CMAKE_CURRENT_LIST_DIR}/${name}_test.cc)
 endforeach()
 
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_NM)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64" AND CMAKE_NM)
   foreach(isa avx2 avx512vnni)
     add_test(NAME cpu_isa_leak_${isa}
       COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM}

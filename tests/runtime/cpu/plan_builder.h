@@ -56,7 +56,6 @@ struct Packed {
   TensorRecord record = {};
   std::vector<uint8_t> data;
   std::vector<float> scales;
-  std::vector<int32_t> sums;
   std::vector<double> values;  // [N][K] after quantization
 
   PackedMatrix Matrix() const {
@@ -88,10 +87,7 @@ inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, ui
   p.data.assign(DataBytesOf(p.record), dtype == kI4 ? 0x88 : 0);
   const size_t groups = shape.num_groups, padded = shape.cols;
   const size_t group = group_size == 0 ? padded : group_size;
-  if (dtype >= kI8) {
-    p.scales.assign(shape.rows * groups, 0.0f);
-    p.sums.assign(shape.rows * groups, 0);
-  }
+  if (dtype >= kI8) p.scales.assign(shape.rows * groups, 0.0f);
   for (uint32_t row = 0; row < n; ++row) {
     const size_t tile = row / kTile, lane = row % kTile;
     for (size_t first = 0; first < k; first += group) {
@@ -117,7 +113,6 @@ inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, ui
         } else {
           const int value = scale > 0 ? static_cast<int>(std::lrintf(x / scale)) : 0;
           p.values[row * k + i] = static_cast<double>(value) * scale;
-          p.sums[at] += value;
           const size_t step = dtype == kI8 ? 4 : 8;
           uint8_t* byte =
               p.data.data() + (tile * (padded / step) + i / step) * 64 + lane * 4 + i % 4;
@@ -182,8 +177,6 @@ class PlanBuilder {
       r.data_offset = Append(&out, t.data.data(), r.data_bytes);
       r.scales_bytes = t.scales.size() * sizeof(float);
       r.scales_offset = r.scales_bytes ? Append(&out, t.scales.data(), r.scales_bytes) : 0;
-      r.sums_bytes = t.sums.size() * sizeof(int32_t);
-      r.sums_offset = r.sums_bytes ? Append(&out, t.sums.data(), r.sums_bytes) : 0;
       records.push_back(r);
     }
     if (tensor_bytes) memcpy(out.data() + header.tensors_offset, records.data(), tensor_bytes);

@@ -91,7 +91,6 @@ void CheckRules() {
        "only I8 and I4 have groups"},
       {[](TinyModel* m) { m->plan.tensors[2].data.pop_back(); }, "bytes of data, its shape wants"},
       {[](TinyModel* m) { m->plan.tensors[2].scales.clear(); }, "has 0 bytes of scales"},
-      {[](TinyModel* m) { m->plan.tensors[2].sums.pop_back(); }, "bytes of sums"},
       {[&](TinyModel* m) { op(m, kOpAdd).code = 99; }, "code 99 is not known"},
       {[&](TinyModel* m) { op(m, kOpEmbed).tensors[0] = 99; }, "the embedding is tensor 99"},
       {[&](TinyModel* m) { op(m, kOpEmbed).out.slot = 99; }, "out is slot 99 of 8"},
