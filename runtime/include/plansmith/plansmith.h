@@ -7,16 +7,27 @@
  * steps.
  *
  *     psm_executor executor;                            // 1. something that computes logits
- *     psm_cpu_executor_create("engine/targets/cpu/model.plan", NULL, &executor);
+ *     if (psm_cpu_executor_create("engine/targets/cpu/model.plan", NULL, &executor) != PSM_OK)
+ *       return fprintf(stderr, "%s\n", psm_last_error()), 1;
  *     psm_engine* engine;                               // 2. the scheduler around it
- *     psm_engine_create(&executor, NULL, &engine);
+ *     if (psm_engine_create(&executor, NULL, &engine) != PSM_OK)
+ *       return fprintf(stderr, "%s\n", psm_last_error()), 1;
  *     psm_request request;                              // 3. work
  *     psm_request_init(&request);
- *     request.prompt_ids = ids; request.num_prompt_ids = n; request.max_tokens = 32;
+ *     request.prompt_ids = ids, request.num_prompt_ids = num_ids, request.max_tokens = 32;
+ *     request.end_ids = &eos, request.num_end_ids = 1;
  *     uint64_t id;
- *     psm_engine_submit(engine, &request, &id);
- *     psm_event events[64]; size_t n_events;            // 4. results
- *     psm_engine_poll(engine, events, 64, 1000, &n_events);
+ *     if (psm_engine_submit(engine, &request, &id) != PSM_OK)
+ *       return fprintf(stderr, "%s\n", psm_last_error()), 1;
+ *     for (int done = 0; !done;) {                      // 4. results
+ *       psm_event events[64];
+ *       size_t n = 0;
+ *       psm_engine_poll(engine, events, 64, -1, &n);
+ *       for (size_t i = 0; i < n; ++i) {
+ *         if (events[i].kind == PSM_EVENT_TOKEN) printf("%d\n", events[i].token_id);
+ *         else done = 1;                                // FINISHED, or FAILED with a message
+ *       }
+ *     }
  *     psm_engine_destroy(engine);                       // 5. also closes the executor
  *
  * Conventions
