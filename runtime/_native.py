@@ -17,6 +17,19 @@ from .errors import STATUS_CLASSES, InternalError, UnsupportedError
 _ABI_MAJOR = 0
 _ABI_MINOR = 1
 _LIBRARY_NAMES = {"darwin": "libplansmith.dylib", "win32": "plansmith.dll"}
+# The struct types come as they are and as pointers; these are the others that the package names.
+_OTHER_TYPES = (
+    "char[]",
+    "float[]",
+    "int32_t[]",
+    "psm_event[]",
+    "psm_iteration_stats[]",
+    "const float**",
+    "int32_t*",
+    "psm_engine**",
+    "size_t*",
+    "uint64_t*",
+)
 _HOW_TO_BUILD = (
     "install plansmith with pip, or build it with `cmake -S . -B build/py -G Ninja && ninja -C build/py` and "
     "set PLANSMITH_LIBRARY to build/py"
@@ -78,7 +91,18 @@ def native() -> Native:
     except OSError as error:
         raise UnsupportedError(f"{library} cannot be loaded ({error}): {_HOW_TO_BUILD}") from error
     _check_abi(int(lib.psm_abi_version()), library)
+    _resolve(ffi, lib)
     return Native(ffi, lib, directory)
+
+
+def _resolve(ffi: Any, lib: Any) -> None:
+    # cffi takes a lock where it first meets a function or a type. A fork while another thread is there, such as an
+    # engine's in its first step, would leave that lock taken for good in the child.
+    for name in dir(lib):
+        getattr(lib, name)
+    structs = [name for name in ffi.list_types()[0] if ffi.typeof(name).kind == "struct"]
+    for type_name in (*structs, *(f"{name}*" for name in structs), *_OTHER_TYPES):
+        ffi.typeof(type_name)
 
 
 def _library_directory() -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._native import native
-from .errors import ExecutorError, ShapeError
+from .errors import ExecutorError, ShapeError, ShutdownError
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -102,6 +102,7 @@ class Executor:
     def __init__(self, struct: Any) -> None:
         self.struct = struct
         self.callback_thread: int | None = None  # the thread that is inside Python code called by the core
+        self.is_engine_closing = False  # no step begins from then on
         self._vocab_size: int | None = None
 
     def describe(self) -> ModelInfo:
@@ -149,16 +150,13 @@ class PythonExecutor(Executor):
         self._logits: Float32Array | None = None  # keeps the last step's result alive for the core
         self._error_text = core.ffi.NULL
         ffi = core.ffi
+        types = {name: field.type for name, field in ffi.typeof("psm_executor").fields}
         self._callbacks = {
-            "describe": ffi.callback(
-                "psm_status(void*, psm_model_info*)", self._describe, error=_ERROR_EXECUTOR
-            ),
-            "open": ffi.callback("psm_status(void*, int32_t)", self._open, error=_ERROR_EXECUTOR),
-            "step": ffi.callback(
-                "psm_status(void*, const psm_batch*, const float**)", self._step, error=_ERROR_EXECUTOR
-            ),
-            "close": ffi.callback("void(void*)", self._close),
-            "last_error": ffi.callback("const char*(void*)", lambda _self: self._error_text),
+            "describe": ffi.callback(types["describe"], self._describe, error=_ERROR_EXECUTOR),
+            "open": ffi.callback(types["open"], self._open, error=_ERROR_EXECUTOR),
+            "step": ffi.callback(types["step"], self._step, error=_ERROR_EXECUTOR),
+            "close": ffi.callback(types["close"], self._close),
+            "last_error": ffi.callback(types["last_error"], lambda _self: self._error_text),
         }
         struct = core.new("psm_executor")
         for name, callback in self._callbacks.items():
@@ -191,6 +189,8 @@ class PythonExecutor(Executor):
     def _step(self, _self: Any, batch_pointer: Any, out: Any) -> int:
         self.callback_thread = threading.get_ident()
         try:
+            if self.is_engine_closing:
+                raise ShutdownError("the engine was closed before the step")
             batch = Batch.from_pointer(batch_pointer)
             logits = np.ascontiguousarray(self._model.step(batch), dtype=np.float32)
             wanted = (len(batch.logits_rows), self._vocab_size)

@@ -169,6 +169,8 @@ class NativeEngine:
         out = core.ffi.new("size_t*")
         with self._call() as engine:
             core.check(core.lib.psm_engine_poll(engine, self._events, _EVENTS_A_POLL, timeout_ms, out))
+            if self._closing:  # while it waited: the steps from then on failed for that alone
+                raise ShutdownError("the engine was closed during the poll")
             return [event_of(self._events[i]) for i in range(out[0])]
 
     def event_fd(self) -> int:
@@ -222,6 +224,7 @@ class NativeEngine:
         if not self._close_once.acquire(blocking=False):
             return
         self._closing = True
+        self._executor.is_engine_closing = True
         if not self.is_of_this_process:
             return
         if self.is_called_here:

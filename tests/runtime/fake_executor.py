@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.random  # NumPy loads it late; a fork beside an import on the engine's thread leaves a lock in the child
 from plansmith.runtime.executor import Batch, Executor, Float32Array, ModelInfo, PythonExecutor
 
 History = tuple[int, ...]

@@ -459,7 +459,7 @@ def test_opening_and_closing_leaks_no_descriptor_and_no_thread() -> None:
 def run_program(*lines: str) -> str:
     """Return what a Python program over the fake executor prints; it must end well and without a word on stderr."""
     imports = (
-        "import os, sys",
+        "import os, sys, warnings",
         "from fake_executor import fake_executor",
         "from plansmith.runtime import errors",
         "from plansmith.runtime.engine import Engine, SamplingParams",
@@ -487,6 +487,7 @@ def test_a_program_may_end_in_the_middle_of_a_request() -> None:
 
 def test_after_a_fork_the_engine_is_the_parents() -> None:
     said = run_program(
+        "warnings.filterwarnings('ignore', '.*fork', DeprecationWarning)",  # Python 3.12 and later: it has threads
         "engine = Engine.from_executor(fake_executor())",
         "handle = engine.submit([1, 2], SamplingParams(max_tokens=60))",
         "child = os.fork()",
@@ -507,6 +508,33 @@ def test_after_a_fork_the_engine_is_the_parents() -> None:
         "5",
         "60",
     ]
+
+
+def test_a_fork_beside_a_first_call_into_the_core_leaves_the_child_no_locked_lock() -> None:
+    said = run_program(
+        "import threading",
+        "from plansmith.runtime._native import native",
+        "warnings.filterwarnings('ignore', '.*fork', DeprecationWarning)",
+        "ffi = native().ffi",
+        "held = threading.Event()",
+        "def hold():",  # as cffi does while it parses a type or looks a function up
+        "    with ffi._lock:",
+        "        held.set()",
+        "        threading.Event().wait()",
+        "threading.Thread(target=hold, daemon=True).start()",
+        "held.wait()",
+        "child = os.fork()",
+        "if child == 0:",
+        "    with Engine.from_executor(fake_executor()) as own:",
+        "        params = SamplingParams(max_tokens=5, logprobs=2, logit_bias={1: 1.0}, bad_words=[[2, 3]])",
+        "        print(len(own.generate([3], params)[0].token_ids))",
+        "        own.submit([1, 2], SamplingParams(max_tokens=60)).cancel()",
+        "        own.stats()",
+        "        own.iteration_stats()",
+        "    sys.exit(0)",
+        "assert os.waitpid(child, 0)[1] == 0",
+    )
+    assert said == "5\n"
 
 
 def test_several_threads_may_wait_on_an_engine_of_manual_steps() -> None:

@@ -13,7 +13,7 @@ from fake_executor import INFO, FakeModel, greedy
 from plansmith.runtime import errors
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.executor import Executor, PythonExecutor, cpu_executor
-from plansmith.runtime.native_engine import EngineOptions
+from plansmith.runtime.native_engine import EngineOptions, NativeEngine
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
@@ -107,7 +107,15 @@ def test_an_executor_can_wrap_another() -> None:
 
 
 @pytest.mark.parametrize("manual_step", [True, False])
-def test_a_step_may_close_its_own_engine(manual_step: bool) -> None:
+def test_a_step_may_close_its_own_engine(manual_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    destroy = NativeEngine._destroy
+
+    def destroy_late(core: NativeEngine) -> None:
+        time.sleep(0.2)  # as on a busy machine: the thread that stops the engine comes after more steps
+        destroy(core)
+
+    monkeypatch.setattr(NativeEngine, "_destroy", destroy_late)
+
     class Closes(FakeModel):
         engine: Engine | None = None
 
@@ -127,6 +135,7 @@ def test_a_step_may_close_its_own_engine(manual_step: bool) -> None:
     while model.closed == 0 and time.monotonic() < deadline:
         time.sleep(0.002)
     assert model.closed == 1
+    assert model.num_steps == 1
     engine.close()
     with pytest.raises(errors.ShutdownError):
         handle.result(timeout=20)
