@@ -10,6 +10,7 @@ from ...runtime.errors import CheckpointError
 from ..spec import DecoderSpec
 from .gguf_checkpoint import GgufCheckpoint
 from .hf_dir import HfCheckpoint, hash_files
+from .trtllm import refuse_engine
 from .weights import WeightSource
 
 
@@ -94,6 +95,7 @@ def open_checkpoint(path: str | Path, max_seq_len: int | None = None) -> Checkpo
         return Checkpoint(path, HfCheckpoint(path, max_seq_len or 0))
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist; give a Hugging Face directory or a .gguf file")
+    refuse_engine(path)
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise CheckpointError(
             f"{path}: is a pickle, which can run code and is never read; convert it to safetensors with "

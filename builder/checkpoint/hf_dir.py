@@ -16,6 +16,7 @@ from .config import Config
 from .families import FAMILIES, Family
 from .safetensors_file import SafetensorsFile
 from .tokenizer_check import check_tokenizer
+from .trtllm import refuse_config, refuse_engine
 from .weights import Array, MappedWeights
 
 TOKENIZER_FILES = (
@@ -183,6 +184,7 @@ class HfCheckpoint:
     kind = "huggingface"
 
     def __init__(self, directory: Path, max_seq_len: int) -> None:
+        refuse_engine(directory)
         config_path = directory / "config.json"
         if not config_path.is_file() and (directory / "adapter_config.json").is_file():
             raise CheckpointError(
@@ -194,7 +196,9 @@ class HfCheckpoint:
                 f"{directory}: is no checkpoint (it has no config.json); give a Hugging Face directory or a .gguf file"
             )
         self._directory = directory
-        spec, family = read_spec(read_json(config_path), str(config_path), max_seq_len)
+        config = read_json(config_path)
+        refuse_config(config, directory)
+        spec, family = read_spec(config, str(config_path), max_seq_len)
         store = HfStore(directory)
         self._files = store.files
         self.weights = MappedWeights(store, spec, family)
