@@ -30,6 +30,10 @@ from .round_activations import round_activations
 from .verify_subject import Subject
 
 REFEREES = ("reference", "transformers")
+VERIFY = "verify"  # what progress is told of, where a build names a target
+
+# what, phase, done, total (0 where it is not known)
+Progress = Callable[[str, str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _tell_nobody(what: str, phase: str, done: int, total: int) -> None:
+    pass
+
+
 class _Session(Protocol):
     def step(self, batch: StepBatch) -> Logits:
         """Return the logits of a step."""
@@ -74,25 +82,33 @@ def verify(
     max_length: int = 96,
     seed: int = 0,
     num_threads: int = 1,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Run the plan and its referees over the same steps and return how far apart they are.
 
     against : of REFEREES
     num_sequences, max_length : text and random tokens, half each; lengths in tokens
+    progress : told what is done, on this thread
     raises UnsupportedError when onnxruntime or transformers is needed and not installed.
     """
+    tell = progress or _tell_nobody
     sequences = make_sequences(
         subject.checkpoint, num_sequences, min(max_length, subject.limits.max_seq_len), seed
     )
-    original = _transformers_logits(subject.checkpoint, sequences) if "transformers" in against else None
+    original = None
+    if "transformers" in against:
+        tell(VERIFY, "running transformers", 0, 0)
+        original = _transformers_logits(subject.checkpoint, sequences)
     planner = _planner(subject.limits, sequences, seed)
     num_blocks = _num_blocks(subject.limits, sequences)
     tallies: dict[tuple[str, str], Tally] = {}
-    steps = 0
+    steps = num_done = 0
+    num_tokens = sum(map(len, sequences))
     with contextlib.ExitStack() as stack:
         cpu = stack.enter_context(_cpu_session(subject.plan, num_blocks, num_threads))
         referees = {}
         if "reference" in against:
+            tell(VERIFY, "preparing the references", 0, 0)
             referees["reference"] = _reference_session(subject, num_blocks, num_threads, rounded=True)
             if subject.recipe.weight_bits <= 8:
                 referees["unrounded"] = _reference_session(subject, num_blocks, num_threads, rounded=False)
@@ -104,6 +120,8 @@ def verify(
             for subject_name, referee in _pairs(wanted):
                 tally = tallies.setdefault((subject_name, referee), Tally())
                 tally.add(wanted[referee], {"cpu": got, **wanted}[subject_name])
+            num_done += len(planned.rows)
+            tell(VERIFY, "comparing", num_done, num_tokens)
     noise = tallies.get(("reference", "unrounded"))
     comparisons = [
         tally.result(name, referee, threshold_of(name, referee, subject.recipe, noise))

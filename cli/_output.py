@@ -35,7 +35,7 @@ def size_text(num_bytes: int) -> str:
 
 
 class BuildProgress:
-    """Shows where a build is, on stderr: bars on a terminal, else now and then a line. Any thread may call it."""
+    """Shows where a build or a comparison is, on stderr: bars on a terminal, else now and then a line. Any thread may call it."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -65,7 +65,7 @@ class BuildProgress:
             self._bars.stop()
 
     def __call__(self, target: str, phase: str, done: int, total: int) -> None:
-        """Take one step of a target; `total` is 0 where it is not known."""
+        """Take one step of a target, or of what has its place; `total` is 0 where it is not known."""
         if self._quiet:
             return
         with self._lock:

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._output import print_json
+from ._output import BuildProgress, print_json
 
 if TYPE_CHECKING:
     from ..builder.verify import VerifyReport
+
+
+_LEGEND = {
+    "cpu": "cpu: the compiled plan",
+    "reference": "reference: the same graph in ONNX Runtime",
+    "unrounded": "unrounded: that without rounding of activations, the yardstick for the bound of cpu",
+    "transformers": "transformers: the checkpoint in float32",
+}
 
 
 def verify(
@@ -41,7 +49,7 @@ def verify(
 
     Ends with exit code 1 when a comparison fails its threshold.
     """
-    from ..builder.verify import REFEREES, has_transformers
+    from ..builder.verify import REFEREES, VERIFY, has_transformers
     from ..builder.verify import verify as run
     from ..builder.verify_subject import open_subject
 
@@ -53,10 +61,18 @@ def verify(
     if against == "all" and not has_transformers():
         print("plansmith: note: transformers is not installed, so it is left out", file=sys.stderr)
         chosen = ["reference"]
-    with open_subject(path, checkpoint, precision) as subject:
-        report = run(
-            subject, chosen, num_sequences=sequences, max_length=length, seed=seed, num_threads=threads
-        )
+    with BuildProgress(quiet=as_json) as progress:
+        progress(VERIFY, "opening", 0, 0)
+        with open_subject(path, checkpoint, precision) as subject:
+            report = run(
+                subject,
+                chosen,
+                num_sequences=sequences,
+                max_length=length,
+                seed=seed,
+                num_threads=threads,
+                progress=progress,
+            )
     if as_json:
         print_json(report.to_json())
     else:
@@ -90,6 +106,8 @@ def _print(report: VerifyReport) -> None:
         )
     console = Console()
     console.print(table)
+    names = {name for one in report.comparisons for name in (one.subject, one.referee)}
+    console.print("; ".join(text for name, text in _LEGEND.items() if name in names), highlight=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False)
 

@@ -126,3 +126,12 @@ def test_a_subject_is_closed_with_its_plan(tiny_checkpoint: GetCheckpoint) -> No
     with open_subject(tiny_checkpoint("llama"), precision_name="fp32") as subject:
         assert subject.plan.is_file()
     assert not subject.plan.exists()
+
+
+def test_progress_reaches_its_end(tiny_checkpoint: GetCheckpoint) -> None:
+    told: list[tuple[str, str, int, int]] = []
+    with open_subject(tiny_checkpoint("llama"), precision_name="int8") as subject:
+        verify(subject, **SMALL, progress=lambda *step: told.append(step))
+    assert [phase for _, phase, _, total in told if not total] == ["preparing the references"]
+    done = [done for _, phase, done, _ in told if phase == "comparing"]
+    assert done == sorted(done) and done[-1] == told[-1][3] and len(done) > 4

@@ -19,11 +19,22 @@ def test_an_engine(plansmith: Run, engine_dir: Path) -> None:
     result = plansmith("verify", engine_dir, *SMALL)
     assert result.status == 0, result.out + result.err
     assert "cpu, reference" in result.out and "pass" in result.out
+    assert "unrounded" not in result.out  # the legend is of the rows that are there
+    assert "plansmith: verify: opening" in result.err  # progress in lines, without a terminal
+
+
+def test_the_rows_are_explained(plansmith: Run, tiny_checkpoint: Callable[[str], Path]) -> None:
+    result = plansmith("verify", tiny_checkpoint("llama"), "-p", "int8", *SMALL)
+    text = " ".join(result.out.split())
+    assert (
+        "cpu: the compiled plan; reference: the same graph in ONNX Runtime; unrounded: that without" in text
+    )
 
 
 def test_a_checkpoint_as_json(plansmith: Run, tiny_checkpoint: Callable[[str], Path]) -> None:
     result = plansmith("verify", tiny_checkpoint("qwen2"), "-p", "int4", "--json", *SMALL)
     content = json.loads(result.out)
+    assert result.err == ""
     assert result.status == 0 and content["passed"] and content["precision"] == "int4"
     assert [one["referee"] for one in content["comparisons"]] == ["reference", "unrounded"]
 
