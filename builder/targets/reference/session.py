@@ -82,7 +82,7 @@ class ReferenceSession:
 
 def _onnxruntime() -> Any:
     try:
-        import onnxruntime  # type: ignore[import-untyped]
+        import onnxruntime
     except ImportError:
         raise UnsupportedError(
             "the reference runs in ONNX Runtime, which is not installed; pip install 'plansmith[verify]'"
