@@ -35,7 +35,10 @@ def size_text(num_bytes: int) -> str:
 
 
 class BuildProgress:
-    """Shows where a build or a comparison is, on stderr: bars on a terminal, else now and then a line. Any thread may call it."""
+    """Shows on stderr where a build or a comparison is: bars on a terminal, else now and then a line.
+
+    Any thread may call it.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
