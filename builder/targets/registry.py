@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import NoReturn
 
-from ...runtime.errors import InvalidArgumentError
+from ...runtime.errors import InvalidArgumentError, UnsupportedError
 from ..precision import Precision, precision
 from ..spec import DecoderSpec
 from .rtx import targets as rtx
@@ -39,23 +40,38 @@ def find_targets(names: Sequence[str]) -> list[Target]:
     raises InvalidArgumentError for an unknown name and an empty list, UnsupportedError for a GPU that no compiler
         here builds for, naming what it would take.
     """
-    words = [word.strip().lower() for name in names for word in name.split(",") if word.strip()]
+    words = [word.strip() for name in names for word in name.split(",") if word.strip()]
     if not words:
         raise InvalidArgumentError(f"--target is empty; choose one or more of {', '.join(target_names())}")
     return list(dict.fromkeys(_find(word) for word in words))
 
 
-def _find(word: str) -> Target:
+def _find(typed: str) -> Target:
+    word = typed.lower()
     if word == CPU:
         return Target(CPU, "cpu", ())
     number = re.fullmatch(r"sm_?([0-9]{2,3}[a-z]?)|([0-9]{1,2})\.([0-9])", word)
     if number is None and word not in rtx.TARGETS:
-        raise InvalidArgumentError(
-            f"--target {word!r} is not known; choose one or more of {', '.join(target_names())}"
-        )
+        _refuse(typed)
     name = word if number is None else "sm" + (number[1] or number[2] + number[3])
     found = rtx.find_target(name)
     return Target(found.name, "rtx", tuple(one.lower() for one in found.capabilities))
+
+
+def _refuse(typed: str) -> NoReturn:
+    """Raise the error for a word that is no target; for the name of a GPU it says which target that is."""
+    sm = rtx.GPU_NAMES.get(re.sub("[ _-]|nvidia|geforce", "", typed.lower()))
+    if sm is None:
+        raise InvalidArgumentError(
+            f"--target {typed!r} is not known; choose one or more of {', '.join(target_names())}"
+        )
+    if sm in rtx.TARGETS:
+        raise InvalidArgumentError(f"--target {typed!r} is {sm}; give --target {sm}")
+    try:
+        rtx.find_target(sm)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"--target {typed!r} is {sm}; {error}") from None
+    raise AssertionError("not reached")
 
 
 def compute_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:

@@ -269,7 +269,7 @@ def test_nothing_is_written_when_all_fail(
     [
         (["tpu"], InvalidArgumentError, "'tpu' is not known; choose one or more of cpu, sm75"),
         ([" , "], InvalidArgumentError, "--target is empty"),
-        (["sm90"], UnsupportedError, "sm90.*nearest"),
+        (["sm90"], UnsupportedError, "build for sm90.*cpu, which runs anywhere"),
         (["9.0"], UnsupportedError, "sm90"),
         (["cpu", "sm75"], UnsupportedError, "sm75.*has no int4"),
     ],

@@ -49,6 +49,23 @@ TARGETS: dict[str, RtxTarget] = {
     )
 }
 
+# GPUs by the names people use -> compute capability, so that an error can say which target is meant.
+GPU_NAMES: dict[str, str] = {
+    name: sm
+    for sm, names in {
+        "sm70": "v100",
+        "sm75": "t4 rtx2060 rtx2070 rtx2080 rtx2080ti",
+        "sm80": "a100 a30",
+        "sm86": "a2 a10 a10g a16 a40 rtx3060 rtx3070 rtx3080 rtx3090 rtxa4000 rtxa5000 rtxa6000",
+        "sm89": "l4 l40 l40s rtx4060 rtx4070 rtx4080 rtx4090 rtx6000ada",
+        "sm90": "h20 h100 h200 h800 gh200",
+        "sm100": "b100 b200 gb200",
+        "sm103": "b300 gb300",
+        "sm120": "rtx5060 rtx5070 rtx5080 rtx5090 rtxpro6000",
+    }.items()
+    for name in names.split()
+}
+
 # Types of a recipe (builder/precision.py) once lowered for a GPU; fp32 is not a GPU recipe.
 _RECIPE_TYPES = {
     "fp16": frozenset({"fp16"}),
@@ -67,21 +84,14 @@ def find_target(name: str) -> RtxTarget:
     """
     if name in TARGETS:
         return TARGETS[name]
-    match = re.fullmatch(r"sm_?(\d{2,3})[a-z]?", name)
-    if match is None:
+    if re.fullmatch(r"sm_?\d{2,3}[a-z]?", name) is None:
         raise UnsupportedError(
             f"target {name!r} is not known to the TensorRT-RTX compiler; choose one of {', '.join(TARGETS)}"
         )
     raise UnsupportedError(
-        f"TensorRT-RTX builds no plan for {name}: that GPU needs TensorRT 11 on a machine that has it, which this "
-        f"version does not build with yet; the nearest target it builds is {_nearest(int(match.group(1)))}, of "
-        f"{', '.join(TARGETS)}"
+        f"this version cannot build for {name}: that GPU needs TensorRT 11 on a machine that has it; choose one of "
+        f"{', '.join(TARGETS)}, or cpu, which runs anywhere"
     )
-
-
-def _nearest(sm: int) -> str:
-    numbers = {int(t.name[2:]): t.name for t in TARGETS.values() if t.name.startswith("sm")}
-    return numbers[min(numbers, key=lambda n: (abs(n - sm), n))]
 
 
 def check_types(target: RtxTarget, types: frozenset[str], what: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from plansmith.builder.targets.registry import find_targets
 from plansmith.builder.targets.rtx import targets
-from plansmith.runtime.errors import UnsupportedError
+from plansmith.runtime.errors import InvalidArgumentError, UnsupportedError
 from rtx_models import tiny_spec
 
 
@@ -38,15 +39,34 @@ def test_fp32_is_no_gpu_recipe() -> None:
         targets.check_target("sm89", "fp32", tiny_spec())
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("sm70", "sm75"), ("sm90", "sm89"), ("sm_90a", "sm89"), ("sm100", "sm89"), ("sm110", "sm120")],
-)
-def test_gpu_without_a_code_generator(name: str, nearest: str) -> None:
+@pytest.mark.parametrize("name", ["sm70", "sm90", "sm_90a", "sm100", "sm110"])
+def test_gpu_without_a_code_generator(name: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         targets.find_target(name)
-    assert "needs TensorRT 11 on a machine that has it" in str(error.value)
-    assert f"the nearest target it builds is {nearest}," in str(error.value)
+    text = str(error.value)
+    assert (
+        f"this version cannot build for {name}: that GPU needs TensorRT 11 on a machine that has it" in text
+    )
+    assert text.endswith("or cpu, which runs anywhere") and "nearest" not in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("h100", "--target 'h100' is sm90; this version cannot build for sm90"),
+        ("H200", "--target 'H200' is sm90; this version cannot build for sm90"),
+        ("b200", "--target 'b200' is sm100; this version cannot build for sm100"),
+        ("L4", "--target 'L4' is sm89; give --target sm89"),
+        ("RTX-4090", "--target 'RTX-4090' is sm89; give --target sm89"),
+        ("rtx 5090", "--target 'rtx 5090' is sm120; give --target sm120"),
+        ("T4", "--target 'T4' is sm75; give --target sm75"),
+        ("TPU", "--target 'TPU' is not known; choose one or more of cpu, sm75"),
+    ],
+)
+def test_names_of_gpus(typed: str, words: str) -> None:
+    with pytest.raises((InvalidArgumentError, UnsupportedError)) as error:
+        find_targets([f"cpu,{typed}"])
+    assert words in str(error.value)
 
 
 def test_unknown_name_lists_the_known() -> None:
