@@ -22,6 +22,7 @@ import typer
 
 from ..runtime.errors import BuildError, Error, InvalidArgumentError
 from . import legacy
+from ._usage import is_usage_error, usage_sentence
 
 T = TypeVar("T")
 
@@ -49,12 +50,25 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     words = guarded(_words, as_json)(given)
     app = guarded(make_app, as_json)(words)
     try:
-        guarded(app, as_json)(args=words, prog_name="plansmith")
-    except SystemExit as end:
-        if end.code == 2 and as_json:  # Typer has said on stderr what is wrong
-            _print_error("UsageError", "the command line is not understood; standard error says where")
-        raise
-    sys.exit(0)
+        status = guarded(app, as_json)(args=words, prog_name="plansmith", standalone_mode=False)
+    except typer.Abort:
+        sys.exit(1)
+    except Exception as error:
+        if not is_usage_error(error):
+            raise
+        _report_usage(error, given, as_json)
+        sys.exit(2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _report_usage(error: Exception, given: Sequence[str], as_json: bool) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":  # with rich the help is on standard output already
+        print(str(error), end="", file=sys.stderr)
+        return
+    text = usage_sentence(error, given)
+    print(f"plansmith: {text}", file=sys.stderr)
+    if as_json:
+        _print_error("UsageError", text)
 
 
 def _words(given: Sequence[str]) -> list[str]:

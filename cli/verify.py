@@ -54,9 +54,7 @@ def verify(
     from ..builder.verify_subject import open_subject
 
     if against not in (*REFEREES, "all"):
-        raise typer.BadParameter(
-            f"{against!r} is not one of {', '.join(REFEREES)}, all", param_hint="--against"
-        )
+        raise typer.BadParameter(f"it must be one of {', '.join(REFEREES)}, all", param_hint="--against")
     chosen = [against] if against != "all" else list(REFEREES)
     if against == "all" and not has_transformers():
         print("plansmith: note: transformers is not installed, so it is left out", file=sys.stderr)

@@ -40,14 +40,52 @@ def test_version(plansmith: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("bild",), ("inspect",), ("inspect", "x", "--no-such"), ("checkpoint", "x")]
+    ("words", "sentence"),
+    [
+        (("bild",), "there is no command 'bild', did you mean 'build'?; see: plansmith --help"),
+        (("checkpoint", "x"), "there is no command 'x'; see: plansmith checkpoint --help"),
+        (("inspect",), "ENGINE_DIR is missing; see: plansmith inspect --help"),
+        (
+            ("inspect", "x", "y"),
+            "'y' is more than this command takes; leave it out; see: plansmith inspect --help",
+        ),
+        (("inspect", "x", "--no_such"), "there is no option --no_such; see: plansmith inspect --help"),
+        (
+            ("verify", "x", "--against", "gpt"),
+            "--against is 'gpt', it must be one of reference, transformers, all",
+        ),
+        (
+            ("verify", "x", "--length=abc"),
+            "--length is 'abc', it must be a whole number; see: plansmith verify",
+        ),
+        (
+            ("verify", "x", "--sequences", "0"),
+            "--sequences is '0', it must be greater than or equal to 1; see",
+        ),
+        (
+            ("build", "x", "--max_seq_len", "1.5"),
+            "--max_seq_len is '1.5', it must be a whole number; see: plansmith b",
+        ),
+        (
+            ("build", "x", "--max_seq_len"),
+            "--max_seq_len has no value, give one; see: plansmith build --help",
+        ),
+        (("build", "x", "--force=3"), "--force takes no value; see: plansmith build --help"),
+        (
+            ("build",),
+            "give one checkpoint, as CHECKPOINT or as --checkpoint-dir; see: plansmith build --help",
+        ),
+    ],
 )
-def test_usage_errors_exit_with_2(plansmith: Run, words: tuple[str, ...]) -> None:
+def test_usage_errors_are_one_sentence(plansmith: Run, words: tuple[str, ...], sentence: str) -> None:
     result = plansmith(*words)
-    assert result.status == 2
-    assert result.out == "" and "Usage" in result.err
-    if words[0] == "inspect":
-        assert json.loads(plansmith(*words, "--json").out)["error"]["kind"] == "UsageError"
+    assert result.status == 2 and result.out == ""
+    assert result.err.startswith(f"plansmith: {sentence}") and result.err.count("\n") == 1
+    if words[-1] not in ("--max_seq_len", "bild", "x"):  # there --json is read otherwise
+        result = plansmith(*words, "--json")
+        error = json.loads(result.out)["error"]
+        assert (result.status, error["kind"]) == (2, "UsageError")
+        assert result.err == f"plansmith: {error['message']}\n" and error["message"].startswith(sentence)
 
 
 @pytest.mark.parametrize(
