@@ -76,7 +76,7 @@ def make_limits(
         raise InvalidArgumentError(
             f"--max_beam_width is {max_beam_width}, this version builds engines without beam search; give 1"
         )
-    if kv_cache_type != "paged":
+    if kv_cache_type.lower() != "paged":
         raise InvalidArgumentError(
             f"--kv_cache_type is {kv_cache_type!r}, engines have a paged KV cache; give 'paged'"
         )
@@ -87,5 +87,5 @@ def make_limits(
         max_seq_len=max_seq_len,
         max_beam_width=max_beam_width,
         tokens_per_block=tokens_per_block,
-        kv_cache_type=kv_cache_type,
+        kv_cache_type=kv_cache_type.lower(),
     )

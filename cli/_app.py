@@ -73,8 +73,10 @@ def _report_usage(error: Exception, given: Sequence[str], as_json: bool) -> None
 
 def _words(given: Sequence[str]) -> list[str]:
     """Return the command line in our own names, all of it text."""
-    words = legacy.normalize([_text(word) for word in given])
-    return ["build", *legacy.translate(words[1:])] if words[:1] == ["build"] else words
+    words = [_text(word) for word in given]
+    if words[:1] == ["build"]:
+        words[1:] = legacy.translate(words[1:])
+    return legacy.normalize(words)
 
 
 def _text(word: str) -> str:

@@ -35,28 +35,42 @@ _LORA = Legacy(True, "LoRA adapters are not supported by this version; merge the
 _PARALLEL = Legacy(True, "an engine runs on one device; leave it out", ("1",))
 _ENCODER = Legacy(True, "only decoders are supported; leave it out", ("0",))
 
+_KV_TYPE = "the KV cache has the type of the activations, which follows from --precision; leave it out"
+_FP8_ATTENTION = "attention is computed in the type of the activations, never in fp8"
+
 _PLUGIN_FLAGS = (
+    "--attention-qk-half-accumulation",
     "--bert-attention-plugin",
     "--bert-context-fmha-fp32-acc",
     "--context-fmha",
+    "--context-fmha-fp32-acc",
+    "--enable-xqa",
     "--fp8-rowwise-gemm-plugin",
     "--fuse-fp4-quant",
     "--gemm-allreduce-plugin",
     "--gemm-plugin",
     "--gemm-swiglu-plugin",
     "--gpt-attention-plugin",
+    "--identity-plugin",
+    "--layernorm-quantization-plugin",
+    "--lookup-plugin",
     "--low-latency-gemm-plugin",
     "--low-latency-gemm-swiglu-plugin",
     "--mamba-conv1d-plugin",
     "--moe-plugin",
-    "--multiple-profiles",
+    "--multi-block-mode",
     "--nccl-plugin",
     "--norm-quant-fusion",
     "--pp-reduce-scatter",
+    "--quantize-per-token-plugin",
+    "--quantize-tensor-plugin",
     "--reduce-fusion",
-    "--use-fp8-context-fmha",
+    "--rmsnorm-quantization-plugin",
+    "--smooth-quant-gemm-plugin",
     "--use-fused-mlp",
     "--user-buffer",
+    "--weight-only-groupwise-quant-matmul-plugin",
+    "--weight-only-quant-matmul-plugin",
 )
 
 FLAGS: dict[str, Legacy] = {
@@ -67,9 +81,13 @@ FLAGS: dict[str, Legacy] = {
     "--remove-input-padding": _ON,
     "--use-paged-context-fmha": _ON,
     "--paged-kv-cache": _ON,
+    "--use-fp8-context-fmha": Legacy(True, _FP8_ATTENTION),
+    "--multiple-profiles": Legacy(True, "a GPU plan has one profile for each kind of step, from the limits"),
+    "--use-custom-all-reduce": Legacy(True, "an engine runs on one device, so it has no effect"),
     "--paged-state": Legacy(True, "models with recurrent state are not supported, so it has no effect"),
     "--streamingllm": _OFF,
     # builder
+    "--strongly-typed": Legacy(False, "networks are always strongly typed"),
     "--opt-num-tokens": Legacy(True, "optimum shapes follow from the limits"),
     "--input-timing-cache": Legacy(True, "builds use no timing cache: it would need the GPU"),
     "--output-timing-cache": Legacy(True, "builds use no timing cache: it would need the GPU"),
@@ -102,6 +120,12 @@ FLAGS: dict[str, Legacy] = {
     "--max-prompt-embedding-table-size": Legacy(
         True, "prompt tuning and images are not supported; leave it out", ("0",)
     ),
+    "--use-prompt-tuning": Legacy(False, "prompt tuning and images are not supported; leave it out", ()),
+    "--use-embedding-sharing": Legacy(
+        False, "an embedding that the checkpoint shares with the output layer is always shared"
+    ),
+    "--max-output-len": Legacy(True, "use --max_seq_len, which counts prompt and output together", ()),
+    "--enable-fp8-kv-cache": Legacy(False, _KV_TYPE, ()),
     "--max-multimodal-len": Legacy(True, "prompt tuning and images are not supported; leave it out", ("0",)),
     "--max-encoder-input-len": _ENCODER,
     "--lora-dir": _LORA,
@@ -123,6 +147,9 @@ FLAGS: dict[str, Legacy] = {
     "--dtype": Legacy(True, "use --precision", ()),
     "--use-weight-only": Legacy(False, "use --precision int8 or int4", ()),
     "--weight-only-precision": Legacy(True, "use --precision int8 or int4", ()),
+    "--int8-kv-cache": Legacy(False, _KV_TYPE, ()),
+    "--fp8-kv-cache": Legacy(False, _KV_TYPE, ()),
+    "--kv-cache-dtype": Legacy(True, _KV_TYPE, ()),
     "--qformat": Legacy(True, "use --precision", ()),
 }
 
@@ -145,26 +172,31 @@ def normalize(words: Sequence[str]) -> list[str]:
 def translate(words: Sequence[str]) -> list[str]:
     """Return the words of `plansmith build` without the legacy flags; a note on stderr for each that is dropped.
 
+    words : as typed, with dashes or underscores; what is kept stays as typed
     raises InvalidArgumentError for a flag whose effect cannot be had, naming what to use instead.
     """
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
-        name, equals, value = word.partition("=")
+        if word == "--":
+            return [*kept, word, *rest]
+        typed, equals, value = word.partition("=")
+        name = normalize([typed])[0]
         if name in RENAMED:
             kept.append(RENAMED[name] + equals + value)
         elif name in FLAGS:
             flag = FLAGS[name]
+            shown = word
             if flag.takes_value and not equals:
                 value = next(rest, "")
-            _judge(name, value, flag)
+                shown = f"{word} {value}".rstrip()
+            _judge(shown, value, flag)
         else:
             kept.append(word)
     return kept
 
 
-def _judge(name: str, value: str, flag: Legacy) -> None:
-    shown = f"{name} {value}".rstrip()
+def _judge(shown: str, value: str, flag: Legacy) -> None:
     if flag.harmless is not None and value not in flag.harmless:
         raise InvalidArgumentError(f"{shown} of trtllm-build is not available: {flag.note}")
     print(f"plansmith: note: {shown} is ignored: {flag.note}", file=sys.stderr)

@@ -46,24 +46,27 @@ def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: P
     result = plansmith(
         *("build", "--checkpoint_dir", checkpoint, f"--output_dir={out}", "--max_batch_size", 4),
         *("--max_num_tokens=32", "--max_input_len", 48, "--max_seq_len", 64, "--max_beam_width", 1),
-        *("--tokens_per_block", 8, "--kv_cache_type", "paged", "--workers", 2, "--gemm_plugin", "auto"),
+        *("--tokens_per_block", 8, "--kv_cache_type=PAGED", "--workers", 2, "--gemm_plugin", "auto"),
         *("--remove_input_padding", "enable", "--use_paged_context_fmha=enable", "--monitor_memory"),
     )
     assert result.status == 0, result.err
     limits = load_manifest(out).limits
     assert (limits.max_batch_size, limits.max_num_tokens, limits.max_input_len) == (4, 32, 48)
     assert (limits.max_seq_len, limits.tokens_per_block) == (64, 8)
-    for name in ("--gemm-plugin auto", "--remove-input-padding enable", "--monitor-memory"):
+    for name in ("--gemm_plugin auto", "--remove_input_padding enable", "--monitor_memory"):
         assert f"note: {name} is ignored: " in result.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--lora_dir", "x"), "--lora-dir x of trtllm-build is not available: LoRA"),
-        (("--strip_plan",), "--strip-plan of trtllm-build is not available"),
-        (("--paged_kv_cache", "disable"), "--paged-kv-cache disable of trtllm-build is not available"),
-        (("--speculative_decoding_mode=medusa",), "--speculative-decoding-mode medusa"),
+        (("--lora_dir", "x"), "--lora_dir x of trtllm-build is not available: LoRA"),
+        (("--strip_plan",), "--strip_plan of trtllm-build is not available"),
+        (("--paged_kv_cache", "disable"), "--paged_kv_cache disable of trtllm-build is not available"),
+        (("--speculative_decoding_mode=medusa",), "--speculative_decoding_mode=medusa of"),
+        (("--max_output_len", 64), "--max_output_len 64 of trtllm-build is not available: use --max_seq_len"),
+        (("--use_prompt_tuning",), "--use_prompt_tuning of trtllm-build is not available: prompt tuning"),
+        (("--enable_fp8_kv_cache",), "the KV cache has the type of the activations"),
         (("--max_beam_width", 4), "--max_beam_width is 4"),
         (("--kv_cache_type", "continuous"), "--kv_cache_type is 'continuous'"),
         (("--max_seq_len", 100000), "--max_seq_len is 100000, it must be between 2 and 256"),
@@ -133,6 +136,22 @@ def test_each_flag_is_dropped_or_refused(name: str, capsys: pytest.CaptureFixtur
             legacy.translate([*words, "x"])
         for value in flag.harmless:
             assert legacy.translate([f"{name}={value}", "x"]) == ["x"]
+
+
+def test_notes_show_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--strongly_typed", "--use_custom_all_reduce=disable", "--identity-plugin", "float16", "a_b"]
+    words += ["--multiple_profiles", "enable", "--use_fp8_context_fmha", "enable", "--use_embedding_sharing"]
+    assert legacy.translate([*words, "--", "--strongly_typed"]) == ["a_b", "--", "--strongly_typed"]
+    notes = [line.removeprefix("plansmith: note: ") for line in capsys.readouterr().err.splitlines()]
+    assert [note.partition(" is ignored: ")[0] for note in notes] == [
+        "--strongly_typed",
+        "--use_custom_all_reduce=disable",
+        "--identity-plugin float16",
+        "--multiple_profiles enable",
+        "--use_fp8_context_fmha enable",
+        "--use_embedding_sharing",
+    ]
+    assert "one profile for each kind of step" in notes[3] and "never in fp8" in notes[4]
 
 
 def test_old_names_are_renamed() -> None:
