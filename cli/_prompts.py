@@ -14,6 +14,8 @@ from ..runtime.errors import Error, InvalidArgumentError
 # Without --max-tokens a request generates so many, or what the engine's max_seq_len leaves.
 DEFAULT_MAX_TOKENS = 256
 SOURCES = ("prompt", "messages", "prompt_ids")
+# Names of other servers and data sets for a text to continue.
+_PROMPT_ELSEWHERE = ("text_input", "text", "input", "inputs", "input_text")
 SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams)) - {"detokenize"}
 
 
@@ -112,9 +114,11 @@ class PromptMaker:
 
     def _from_fields(self, fields: dict[str, Any]) -> Prompt:
         sources = [name for name in SOURCES if name in fields]
+        if not sources:
+            raise InvalidArgumentError(_no_source(fields))
         if len(sources) != 1:
             raise InvalidArgumentError(
-                f"it has {' and '.join(sources) or 'none'} of {', '.join(SOURCES)}; give exactly one"
+                f"it has {' and '.join(sources)} of {', '.join(SOURCES)}; give exactly one"
             )
         value = fields.pop(sources[0])
         params = self._line_params(fields)
@@ -158,6 +162,15 @@ def _parse(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InvalidArgumentError(f'it is a {type(fields).__name__}, it must be an object with a "prompt"')
     return fields
+
+
+def _no_source(fields: dict[str, Any]) -> str:
+    """Say what a line without a prompt has instead."""
+    found = ", ".join(repr(name[:40]) for name in list(fields)[:8]) or "no fields"
+    alias = next((name for name in _PROMPT_ELSEWHERE if name in fields), None)
+    if alias is not None:
+        return f'it has {found} and none of {", ".join(SOURCES)}; {alias!r} is called "prompt" here'
+    return f"it has {found} and none of {', '.join(SOURCES)}; give exactly one"
 
 
 def _token_id(key: str) -> int:

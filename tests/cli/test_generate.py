@@ -160,7 +160,13 @@ def test_many_lines_to_standard_output(plansmith: Run, engine_dir: Path, tmp_pat
 BAD_LINES = [
     ("not json", "not JSON"),
     ("[1]", "must be an object"),
-    ({"text": "x"}, "none of prompt, messages, prompt_ids"),
+    (
+        {"text_input": "x", "max_tokens": 3},
+        "it has 'text_input', 'max_tokens' and none of prompt, messages, prompt_ids",
+    ),
+    ({"text_input": "x"}, "'text_input' is called \"prompt\" here"),
+    ({"question": "x"}, "it has 'question' and none of prompt, messages, prompt_ids; give exactly one"),
+    ({"id": 3}, "it has no fields and none of prompt"),
     ({"prompt": "x", "prompt_ids": [1]}, "prompt and prompt_ids"),
     ({"prompt": "x", "topp": 1}, "unknown field 'topp'"),
     ({"prompt": "x", "detokenize": False}, "unknown field 'detokenize'"),
