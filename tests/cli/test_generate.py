@@ -300,6 +300,17 @@ def test_a_conversation_remembers_its_turns(
     assert result.status == 0
 
 
+def test_a_terminal_is_told_how_to_end(
+    plansmith: Run, engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = io.StringIO("")
+    assert "Ctrl-D" not in chat(plansmith, engine_dir, monkeypatch, "").err
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", typed)
+    result = plansmith("generate", engine_dir, "--chat", "--threads", 1)
+    assert result.status == 0 and "Ctrl-C stops an answer, Ctrl-D ends" in result.err
+
+
 def _is_word(engine: Engine, token: int) -> bool:
     assert engine.tokenizer is not None
     return engine.tokenizer.decode([token]).isalpha()
