@@ -20,12 +20,13 @@ namespace {
 
 #define END(field) PSM_FIELD_END(psm_model_info, field)
 const FieldEnds kModelInfoEnds = {
-    END(vocab_size),  END(num_layers),       END(num_heads),         END(num_kv_heads),
-    END(head_dim),    END(max_batch_size),   END(max_num_tokens),    END(max_input_len),
-    END(max_seq_len), END(tokens_per_block), END(kv_bytes_per_block)};
+    END(vocab_size),       END(num_layers),        END(num_heads),       END(num_kv_heads),
+    END(head_dim),         END(max_batch_size),    END(max_num_tokens),  END(max_input_len),
+    END(max_seq_len),      END(tokens_per_block),  END(max_logits_rows), END(max_adapters),
+    END(max_adapter_rank), END(kv_bytes_per_block)};
 #undef END
 #define END(field) PSM_FIELD_END(psm_engine_stats, field)
-const FieldEnds kEngineStatsEnds = {END(iter), END(schedule_time_ns)};
+const FieldEnds kEngineStatsEnds = {END(iter), END(schedule_time_ns), END(copy_time_ns)};
 #undef END
 
 void CheckPointer(const void* pointer, const char* name) {
@@ -43,17 +44,25 @@ using plansmith::StatusError;
 
 extern "C" {
 
-// The init functions write what the struct was in ABI 0.1 and no byte more, whatever is appended:
+// The init functions write what the struct was in ABI 1.0 and no byte more, whatever is appended:
 // an old caller's struct ends there.
 void psm_engine_options_init(psm_engine_options* options) {
   if (options == nullptr) return;
-  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_engine_options, manual_step);
+  constexpr size_t kSize = PSM_ENGINE_OPTIONS_SIZE;
   std::memset(options, 0, kSize);
   options->struct_size = kSize;
   options->scheduler_policy = PSM_GUARANTEED_NO_EVICT;
   options->enable_chunked_context = 1;
   options->max_queue_size = 1024;
   options->iter_stats_max_iterations = 1000;
+  options->enable_block_reuse = 1;
+  options->enable_partial_reuse = 1;
+  options->host_offload_min_priority = PSM_DEFAULT_RETENTION;
+  options->max_tenant_share = 1.0f;
+  options->max_draft_len = 8;
+  options->adaptive_draft_len = 1;
+  options->ngram_max = 4;
+  options->ngram_min = 2;
 }
 
 psm_status psm_engine_create(const psm_executor* executor, const psm_engine_options* options,
@@ -99,7 +108,7 @@ psm_status psm_engine_step(psm_engine* engine, int32_t* did_work) {
 
 void psm_request_init(psm_request* request) {
   if (request == nullptr) return;
-  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_request, client_id);
+  constexpr size_t kSize = PSM_REQUEST_SIZE;
   const psm_request defaults = plansmith::DefaultRequest();
   std::memcpy(request, &defaults, kSize);
   request->struct_size = kSize;
@@ -174,5 +183,19 @@ psm_status psm_engine_iteration_stats(psm_engine* engine, psm_iteration_stats* r
     *num_records = engine->impl.TakeIterationStats(records, max_records);
   });
 }
+
+psm_status psm_engine_load_adapter(psm_engine*, uint64_t, const psm_lora_module*, size_t) {
+  return Guard([] { throw StatusError(PSM_ERROR_UNSUPPORTED, "not built yet"); });
+}
+
+psm_status psm_engine_unload_adapter(psm_engine*, uint64_t) {
+  return Guard([] { throw StatusError(PSM_ERROR_UNSUPPORTED, "not built yet"); });
+}
+
+psm_status psm_engine_kv_events(psm_engine*, psm_kv_event*, size_t, int32_t*, size_t, size_t*) {
+  return Guard([] { throw StatusError(PSM_ERROR_UNSUPPORTED, "not built yet"); });
+}
+
+void psm_logits_free(float* logits) { delete[] logits; }
 
 }  // extern "C"

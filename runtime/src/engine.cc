@@ -16,8 +16,16 @@ SchedulerConfig MakeSchedulerConfig(const EngineConfig& config) {
   s.policy = config.options.scheduler_policy;
   s.max_batch_size = config.info.max_batch_size;
   s.max_num_tokens = config.info.max_num_tokens;
+  s.max_logits_rows = config.info.max_logits_rows;
   s.enable_chunked_context = config.options.enable_chunked_context != 0;
   return s;
+}
+
+KvCacheConfig MakeKvConfig(const EngineConfig& config) {
+  KvCacheConfig c;
+  c.num_blocks = config.num_blocks;
+  c.tokens_per_block = config.info.tokens_per_block;
+  return c;
 }
 
 void OpenExecutor(const EngineConfig& config) {
@@ -36,7 +44,7 @@ void OpenExecutor(const EngineConfig& config) {
 Engine::Engine(const EngineConfig& config)
     : config_(config),
       iterations_(static_cast<size_t>(config.options.iter_stats_max_iterations)),
-      kv_(config.num_blocks, config.info.tokens_per_block),
+      kv_(MakeKvConfig(config)),
       scheduler_(MakeSchedulerConfig(config), &kv_),
       sampler_(config.info.vocab_size),
       batch_(config.info.max_batch_size, config.info.max_num_tokens,

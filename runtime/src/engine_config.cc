@@ -14,7 +14,9 @@ namespace {
 constexpr uint64_t kDefaultMaxKvBytes = uint64_t{1} << 30;
 
 #define END(field) PSM_FIELD_END(psm_executor, field)
-const FieldEnds kExecutorEnds = {END(close), END(last_error)};
+const FieldEnds kExecutorEnds = {END(close),     END(last_error),   END(copy_blocks),
+                                 END(open_host), END(load_adapter), END(unload_adapter),
+                                 END(now_ns)};
 #undef END
 #define END(field) PSM_FIELD_END(psm_engine_options, field)
 const FieldEnds kEngineOptionsEnds = {sizeof(size_t),
@@ -25,7 +27,21 @@ const FieldEnds kEngineOptionsEnds = {sizeof(size_t),
                                       END(max_queue_size),
                                       END(iter_stats_max_iterations),
                                       END(kv_cache_bytes),
-                                      END(manual_step)};
+                                      END(manual_step),
+                                      END(enable_block_reuse),
+                                      END(enable_partial_reuse),
+                                      END(host_cache_bytes),
+                                      END(host_offload_min_priority),
+                                      END(max_kv_events),
+                                      END(chunking_policy),
+                                      END(pause_policy),
+                                      END(max_tenant_share),
+                                      END(draft_mode),
+                                      END(max_draft_len),
+                                      END(adaptive_draft_len),
+                                      END(ngram_max),
+                                      END(ngram_min),
+                                      END(draft_executor)};
 #undef END
 
 psm_executor ReadExecutor(const psm_executor* executor) {
@@ -77,6 +93,7 @@ psm_model_info Describe(const psm_executor& executor) {
   CheckInfoField("tokens_per_block", info.tokens_per_block, 1);
   CheckInfoField("kv_bytes_per_block", info.kv_bytes_per_block != 0, 1);
   info.struct_size = PSM_MODEL_INFO_SIZE;
+  if (info.max_logits_rows == 0) info.max_logits_rows = info.max_batch_size;
   return info;
 }
 

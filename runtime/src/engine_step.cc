@@ -215,7 +215,7 @@ bool Engine::Advance(const ScheduledSeq& seq, const float* row) {
   if (request->num_computed < request->num_tokens()) return false;
   Sample sample;
   try {
-    sampler_.Draw(row, *request, &sample);
+    sampler_.Draw(row, *request, nullptr, &sample);
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
     return true;

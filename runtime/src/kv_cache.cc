@@ -15,12 +15,23 @@ namespace {
 
 }  // namespace
 
-KvCache::KvCache(int32_t num_blocks, int32_t tokens_per_block)
-    : num_blocks_(num_blocks), tokens_per_block_(tokens_per_block) {
+KvCache::KvCache(const KvCacheConfig& config) : config_(config) {
   // Address space only: a step allocates nothing, and a huge pool costs what is used of it.
-  ref_counts_.reserve(static_cast<size_t>(num_blocks));
-  free_.reserve(static_cast<size_t>(num_blocks));
+  ref_counts_.reserve(static_cast<size_t>(config.num_blocks));
+  free_.reserve(static_cast<size_t>(config.num_blocks));
 }
+
+KvCache::~KvCache() = default;
+
+int32_t KvCache::num_blocks() const { return config_.num_blocks; }
+int32_t KvCache::num_free() const { return num_untouched() + static_cast<int32_t>(free_.size()); }
+int32_t KvCache::num_cached() const { return 0; }
+int32_t KvCache::num_host_blocks() const { return config_.num_host_blocks; }
+int32_t KvCache::num_host_used() const { return 0; }
+int32_t KvCache::tokens_per_block() const { return config_.tokens_per_block; }
+uint64_t KvCache::num_allocations() const { return num_allocations_; }
+uint64_t KvCache::num_offloaded() const { return 0; }
+uint64_t KvCache::num_onboarded() const { return 0; }
 
 int32_t KvCache::BlocksInBytes(uint64_t kv_cache_bytes, uint64_t kv_bytes_per_block) {
   const uint64_t n = kv_cache_bytes / kv_bytes_per_block;
@@ -63,12 +74,36 @@ int32_t KvCache::Extend(KvSequence* sequence, int64_t num_positions) {
   return added;
 }
 
-void KvCache::Release(KvSequence* sequence) {
+PrefixMatch KvCache::Match(const PrefixKey&, const int32_t*, int32_t) const { return {}; }
+int32_t KvCache::Attach(const PrefixKey&, const int32_t*, int32_t, KvSequence*) { return 0; }
+void KvCache::Publish(const PrefixKey&, const int32_t*, int32_t, const Retention&, int64_t,
+                      KvSequence*) {}
+void KvCache::PublishTail(const PrefixKey&, const int32_t*, int32_t, const Retention&, int64_t,
+                          KvSequence*) {}
+
+void KvCache::Fork(const KvSequence& from, KvSequence* to) {
+  to->blocks = from.blocks;
+  to->num_published = from.num_published;
+  for (int32_t block : to->blocks) ++ref_counts_[static_cast<size_t>(block)];
+}
+int32_t KvCache::BlocksToWrite(const KvSequence&, int64_t) const { return 0; }
+int32_t KvCache::MakeWritable(KvSequence*, int64_t) { return 0; }
+int32_t KvCache::CountDistinct(const KvSequence* const*, size_t) { return 0; }
+void KvCache::Forget(const PrefixKey&) {}
+const std::vector<psm_block_copy>& KvCache::copies() const { return copies_; }
+void KvCache::ClearCopies() { copies_.clear(); }
+int32_t KvCache::DraftPositions(const KvSequence&) const { return 0; }
+void KvCache::SetDraftPositions(const KvSequence&, int32_t) {}
+void KvCache::SetCosts(double, double) {}
+size_t KvCache::TakeEvents(psm_kv_event*, size_t, int32_t*, size_t) { return 0; }
+
+void KvCache::Release(KvSequence* sequence, bool) {
   // From the back: the stack then hands the blocks out again in position order.
   while (!sequence->blocks.empty()) {
     Drop(sequence->blocks.back());
     sequence->blocks.pop_back();
   }
+  sequence->num_published = 0;
 }
 
 void KvCache::CheckInvariants(const std::vector<const KvSequence*>& sequences) const {

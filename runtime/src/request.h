@@ -4,9 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "beam_search.h"
+#include "guide.h"
 #include "kv_cache.h"
 #include "plansmith/plansmith.h"
 #include "token_counts.h"
@@ -35,6 +38,8 @@ struct SamplingParams {
   uint64_t seed = 0;
   int32_t min_tokens = 0;
   int32_t num_logprobs = 0;
+  psm_logits_processor logits_processor = nullptr;
+  void* logits_processor_self = nullptr;
   std::vector<int32_t> end_ids;
   std::vector<std::pair<int32_t, float>> logit_bias;
   WordList bad_words;
@@ -48,15 +53,43 @@ struct SamplingParams {
 
 enum class RequestState { kQueued, kRunning, kPaused, kRetired };
 
-// Its vectors are sized when it is submitted: a running request allocates nothing.
+// What the sequences of one request (num_return_sequences) share.
+struct RequestGroup {
+  uint64_t id = 0;  // the request's public id: its first sequence's
+  int32_t num_live = 0;
+};
+
+// How well drafting works for one request. Owned by the speculator.
+struct DraftState {
+  float acceptance = 0.0f;        // running share of draft tokens that were accepted
+  int32_t want = 0;               // draft tokens it should get in the coming step
+  int32_t idle_steps = 0;         // since it was last drafted for
+  int32_t num_ngram_indexed = 0;  // tokens whose n-grams have been noted
+};
+
+// One sequence of a request (all its beams, with beam search): num_return_sequences of them go
+// through the scheduler each by itself. Its vectors are sized when it is submitted: a running
+// request allocates nothing.
 struct Request {
   uint64_t id = 0;  // ascending with arrival
+  std::shared_ptr<RequestGroup> group;
+  int32_t sequence_idx = 0;
   uint64_t client_id = 0;
+  uint64_t tenant_id = 0;
+  uint64_t adapter_id = 0;
+  int32_t adapter_slot = -1;
   float priority = 0.5f;
   int64_t deadline_ns = 0;  // CLOCK_MONOTONIC; 0 = none
   int32_t num_prompt = 0;
   int32_t max_tokens = 0;
   SamplingParams params;
+
+  PrefixKey prefix_key;
+  Retention retention;
+  int32_t num_prompt_logprobs = -1;
+  bool return_context_logits = false;
+  bool return_generation_logits = false;
+  int32_t num_context_rows = 0;  // positions of the prompt whose CONTEXT events are out
 
   std::vector<int32_t> tokens;  // prompt, then output
   TokenCounts counts;           // of tokens; filled only with penalties
@@ -65,18 +98,39 @@ struct Request {
   bool is_cancelled = false;  // guarded by the engine's mutex, unlike all the rest
 
   RequestState state = RequestState::kQueued;
-  uint64_t start_order = 0;     // of its last start
-  int32_t num_computed = 0;     // positions whose K and V are in the cache
-  int32_t context_end = 0;      // tokens there were at its last start: up to here it is context
-  int32_t reserved_blocks = 0;  // GUARANTEED_NO_EVICT
-  KvSequence kv;
+  uint64_t start_order = 0;    // of its last start
+  int32_t num_computed = 0;    // positions whose K and V are in the cache
+  int32_t context_end = 0;     // tokens there were at its last start: up to here it is context
+  KvSequence kv;               // with beams: of the context only
+  int32_t heap_slot = -1;      // the scheduler's
+  int32_t deadline_slot = -1;  // the engine's
   psm_request_stats stats{};
+
+  std::unique_ptr<BeamSearch> beams;  // NULL = none
+  std::unique_ptr<Guide> guide;       // NULL = free
+  int32_t max_draft_len = 0;
+  DraftState spec;
+  std::vector<int32_t> draft;  // proposed for the coming step; capacity max_draft_len
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_output() const { return num_tokens() - num_prompt; }
   const int32_t* output() const { return tokens.data() + num_prompt; }
   bool in_context() const { return num_computed < context_end; }
   int32_t max_len() const { return num_prompt + max_tokens; }
+  // Every row of its context is wanted, so none of it may come from the cache.
+  bool wants_context_rows() const { return num_prompt_logprobs >= 0 || return_context_logits; }
+  // Sequences it runs as in a step.
+  int32_t width() const { return beams == nullptr ? 1 : beams->width(); }
+
+  // The next token, and taking it back (a draft that was only tried).
+  void PushToken(int32_t token) {
+    tokens.push_back(token);
+    if (params.has_penalties()) counts.AddOutput(token);
+  }
+  void PopToken() {
+    if (params.has_penalties()) counts.UndoOutput(tokens.back());
+    tokens.pop_back();
+  }
 };
 
 // Why `request`, which has just got a token, ends: a PSM_FINISH_ code, PSM_FINISH_NOT_FINISHED if

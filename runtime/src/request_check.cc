@@ -221,6 +221,13 @@ psm_request DefaultRequest() {
   r.top_p = 1.0f;
   r.repetition_penalty = 1.0f;
   r.priority = 0.5f;
+  r.num_return_sequences = 1;
+  r.beam_width = 1;
+  r.length_penalty = 1.0f;
+  r.decode_retention_priority = PSM_DEFAULT_RETENTION;
+  r.decode_retention_duration_ms = -1;
+  r.num_prompt_logprobs = -1;
+  r.max_draft_len = -1;
   return r;
 }
 
@@ -247,7 +254,26 @@ std::unique_ptr<Request> CheckRequest(const psm_request& request, const EngineCo
                                  END(num_logprobs),
                                  END(priority),
                                  END(allotted_time_ms),
-                                 END(client_id)};
+                                 END(client_id),
+                                 END(num_return_sequences),
+                                 END(beam_width),
+                                 END(length_penalty),
+                                 END(early_stopping),
+                                 END(beam_search_diversity_rate),
+                                 END(cache_salt),
+                                 END(adapter_id),
+                                 END(tenant_id),
+                                 END(retention_ranges),
+                                 END(num_retention_ranges),
+                                 END(decode_retention_priority),
+                                 END(decode_retention_duration_ms),
+                                 END(num_prompt_logprobs),
+                                 END(return_context_logits),
+                                 END(return_generation_logits),
+                                 END(max_draft_len),
+                                 END(logits_processor),
+                                 END(logits_processor_self),
+                                 END(guide)};
 #undef END
   const psm_request full = ReadStruct("psm_request", &request, DefaultRequest(), ends);
   return RequestChecker(full, config).Make();

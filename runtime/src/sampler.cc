@@ -109,15 +109,37 @@ Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
   block_sums_.resize((n + kBlock - 1) / kBlock);
 }
 
-void Sampler::Draw(const float* logits, const Request& request, Sample* out) {
-  const SamplingParams& params = request.params;
-  float raw_max;
+void Sampler::CheckRow(const float* logits, const Request& request, float* max, int32_t* best) {
   bool has_nan;
-  const int32_t raw_best = ArgMax(logits, vocab_size_, &raw_max, &has_nan);
-  if (has_nan || raw_max == std::numeric_limits<float>::infinity()) {
+  *best = ArgMax(logits, vocab_size_, max, &has_nan);
+  if (has_nan || *max == std::numeric_limits<float>::infinity()) {
     BadLogits(logits, vocab_size_, request);
   }
-  const float* adjusted = Adjust(logits, request);
+}
+
+void Sampler::RowLogProbs(const float* logits, const Request& request, int32_t token,
+                          int32_t num_logprobs, Sample* out) {
+  float max;
+  int32_t best;
+  CheckRow(logits, request, &max, &best);
+  out->token = token;
+  LogProbs(logits, max, num_logprobs, out);
+}
+
+const float* Sampler::Adjusted(const float* logits, const Request& request, const uint32_t* mask) {
+  float max;
+  int32_t best;
+  CheckRow(logits, request, &max, &best);
+  return Adjust(logits, request, mask);
+}
+
+void Sampler::Draw(const float* logits, const Request& request, const uint32_t* mask, Sample* out) {
+  const SamplingParams& params = request.params;
+  float raw_max;
+  int32_t raw_best;
+  CheckRow(logits, request, &raw_max, &raw_best);
+  const float* adjusted = Adjust(logits, request, mask);
+  bool has_nan = false;
   float max = raw_max;
   int32_t best = raw_best;
   if (adjusted != logits) best = ArgMax(adjusted, vocab_size_, &max, &has_nan);
@@ -144,14 +166,21 @@ void Sampler::Draw(const float* logits, const Request& request, Sample* out) {
 }
 
 // The logits after everything that changes single entries; `logits` itself when nothing does.
-const float* Sampler::Adjust(const float* logits, const Request& request) {
+const float* Sampler::Adjust(const float* logits, const Request& request, const uint32_t* mask) {
   const SamplingParams& p = request.params;
   const bool below_min_tokens = request.num_output() < p.min_tokens && !p.end_ids.empty();
-  if (!p.has_penalties() && p.logit_bias.empty() && p.bad_words.size() == 0 && !below_min_tokens)
+  if (!p.has_penalties() && p.logit_bias.empty() && p.bad_words.size() == 0 && !below_min_tokens &&
+      p.logits_processor == nullptr && mask == nullptr)
     return logits;
 
   float* l = adjusted_.data();
   std::copy(logits, logits + vocab_size_, l);
+  if (p.logits_processor != nullptr) RunProcessor(request, l);
+  if (mask != nullptr) {
+    for (int32_t i = 0; i < vocab_size_; ++i) {
+      l[i] = (mask[i / 32] >> (i % 32) & 1) != 0 ? l[i] : kNegInf;
+    }
+  }
   if (p.has_penalties()) Penalize(request, l);
   for (const auto& [id, bias] : p.logit_bias) l[id] += bias;
   for (size_t i = 0; i < p.bad_words.size(); ++i) {
@@ -162,6 +191,19 @@ const float* Sampler::Adjust(const float* logits, const Request& request) {
     for (int32_t id : p.end_ids) l[id] = kNegInf;
   }
   return l;
+}
+
+void Sampler::RunProcessor(const Request& request, float* logits) const {
+  const SamplingParams& p = request.params;
+  const psm_status status =
+      p.logits_processor(p.logits_processor_self, request.client_id, request.sequence_idx,
+                         request.tokens.data(), request.num_tokens(), logits, vocab_size_);
+  if (status != PSM_OK) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("the logits processor of request %llu failed at output %d: %s",
+                             static_cast<unsigned long long>(request.id), request.num_output(),
+                             psm_status_name(status)));
+  }
 }
 
 int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& params, double u) {
@@ -295,7 +337,9 @@ void Sampler::LogProbs(const float* logits, float max, int32_t num_logprobs, Sam
   const auto logprob = [&](int32_t id) {
     return static_cast<float>(static_cast<double>(logits[id]) - log_sum);
   };
-  out->logprob = logprob(out->token);
+  out->logprob = out->token >= 0 ? logprob(out->token) : 0.0f;
+  out->num_top = 0;
+  if (num_logprobs == 0) return;
   std::copy(logits, logits + vocab_size_, z_.begin());
   const size_t n = KeepTopK(std::min(num_logprobs, vocab_size_));
   std::sort(candidates_.begin(), candidates_.begin() + n, Better);

@@ -1,10 +1,10 @@
 // From one row of logits to one token.
 //
-// Order: penalties (repetition over prompt and output, presence and frequency over the output),
-// logit bias, bad words, min_tokens (end ids forbidden), temperature, top_k, top_p (over what top_k
-// left), min_p, draw. Each row is handled by itself and in a fixed order of additions, so the token
-// depends on the row and the request alone. No libm function with rounding of its own takes part,
-// so equal logits give equal tokens on every machine.
+// Order: logits processor, mask, penalties (repetition over prompt and output, presence and
+// frequency over the output), logit bias, bad words, min_tokens (end ids forbidden), temperature,
+// top_k, top_p (over what top_k left), min_p, draw. Each row is handled by itself and in a fixed
+// order of additions, so the token depends on the row and the request alone. No libm function with
+// rounding of its own takes part, so equal logits give equal tokens on every machine.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -71,7 +71,15 @@ class Sampler {
   // logits: [V] float32. Uses request.tokens as history; the drawn token is output number
   // request.num_output(). Throws EXECUTOR for NaN or +inf logits, INVALID_ARGUMENT when the request
   // forbids every token.
-  void Draw(const float* logits, const Request& request, Sample* out);
+  // mask: NULL, or bit id % 32 of word id / 32 for each token that is allowed.
+  void Draw(const float* logits, const Request& request, const uint32_t* mask, Sample* out);
+  // Logs of the model's own probabilities for one row: `token`'s (-1 = none wanted) and the
+  // num_logprobs best. Throws EXECUTOR for NaN or +inf.
+  void RowLogProbs(const float* logits, const Request& request, int32_t token, int32_t num_logprobs,
+                   Sample* out);
+  // The logits that beams are ranked by: after everything but temperature and filters. Valid until
+  // the next call; `logits` itself when nothing changes it. Throws like Draw.
+  const float* Adjusted(const float* logits, const Request& request, const uint32_t* mask);
 
  private:
   struct Candidate {
@@ -82,7 +90,9 @@ class Sampler {
     return a.z != b.z ? a.z > b.z : a.id < b.id;
   }
 
-  const float* Adjust(const float* logits, const Request& request);
+  void CheckRow(const float* logits, const Request& request, float* max, int32_t* best);
+  const float* Adjust(const float* logits, const Request& request, const uint32_t* mask);
+  void RunProcessor(const Request& request, float* logits) const;
   int32_t DrawFrom(const float* logits, float max, const SamplingParams& params, double u);
   int32_t DrawByWalk(float min_p, double u);
   double CandidateSum(size_t n) const;

@@ -39,7 +39,7 @@ void Scheduler::InsertWaiting(Request* request) {
 void Scheduler::Remove(Request* request) {
   if (request->state == RequestState::kRunning) {
     running_.erase(std::find(running_.begin(), running_.end(), request));
-    reserved_blocks_ -= request->reserved_blocks;
+    if (config_.policy == PSM_GUARANTEED_NO_EVICT) reserved_blocks_ -= FullLengthBlocks(*request);
     kv_->Release(&request->kv);
     return;
   }
@@ -74,7 +74,7 @@ void Scheduler::ScheduleGeneration() {
     }
     if (i == running_.size()) return;  // it was the tail itself
     Allocate(request, 1);
-    plan_.generation.push_back({request, 1});
+    plan_.generation.push_back({request, 1, 0});
     --budget_;
   }
 }
@@ -123,7 +123,7 @@ int32_t Scheduler::ContextChunk(const Request& request) const {
 
 void Scheduler::AddContext(Request* request, int32_t num_tokens) {
   Allocate(request, num_tokens);
-  plan_.context.push_back({request, num_tokens});
+  plan_.context.push_back({request, num_tokens, 0});
   plan_.num_context_tokens += num_tokens;
   budget_ -= num_tokens;
   context_cut_ = request->num_computed + num_tokens < request->context_end;
@@ -147,8 +147,7 @@ void Scheduler::Start(Request* request) {
   request->start_order = next_start_order_++;
   request->context_end = request->num_tokens();
   if (config_.policy == PSM_GUARANTEED_NO_EVICT) {
-    request->reserved_blocks = FullLengthBlocks(*request);
-    reserved_blocks_ += request->reserved_blocks;
+    reserved_blocks_ += FullLengthBlocks(*request);
   }
   running_.insert(std::upper_bound(running_.begin(), running_.end(), request, OutranksRunning),
                   request);
@@ -179,7 +178,7 @@ void Scheduler::CheckInvariants() const {
   int64_t reserved = 0;
   for (const Request* request : running_) {
     sequences.push_back(&request->kv);
-    reserved += request->reserved_blocks;
+    if (config_.policy == PSM_GUARANTEED_NO_EVICT) reserved += FullLengthBlocks(*request);
     const int32_t held = static_cast<int32_t>(request->kv.blocks.size());
     if (request->state != RequestState::kRunning || held < kv_->BlocksFor(request->num_computed) ||
         held > FullLengthBlocks(*request)) {

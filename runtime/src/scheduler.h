@@ -23,12 +23,17 @@ struct SchedulerConfig {
   int32_t max_batch_size =
       0;  // most running requests; <= max_num_tokens, so that all of them can generate in a step
   int32_t max_num_tokens = 0;
+  int32_t max_logits_rows = 0;  // >= max_batch_size
   bool enable_chunked_context = true;
+  int32_t chunking_policy = PSM_CHUNK_FIRST_COME_FIRST_SERVED;
+  int32_t pause_policy = PSM_PAUSE_AUTO;
+  float max_tenant_share = 1.0f;
 };
 
 struct ScheduledSeq {
   Request* request;
-  int32_t num_tokens;  // >= 1, from request->num_computed on
+  int32_t num_tokens;     // >= 1 known tokens of each of its sequences, from num_computed on
+  int32_t num_draft = 0;  // draft tokens that may follow; blocks and budget for them are there
 };
 
 // One step. Blocks for all its positions are allocated.

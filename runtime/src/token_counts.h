@@ -26,20 +26,35 @@ class TokenCounts {
     slots_.assign(size, -1);
     entries_.reserve(max_tokens);
   }
-  void AddPrompt(int32_t token) { Find(token); }
+  void AddPrompt(int32_t token) {
+    Find(token);
+    num_of_prompt_ = entries_.size();
+  }
   void AddOutput(int32_t token) { ++Find(token).num_output; }
+  // Takes back the last AddOutput, of the same token.
+  void UndoOutput(int32_t token) {
+    Entry& entry = Find(token);
+    if (--entry.num_output > 0 || &entry < entries_.data() + num_of_prompt_) return;
+    // It was the first of its kind, so its entry and its slot are the newest: nothing probes past.
+    slots_[SlotOf(token)] = -1;
+    entries_.pop_back();
+  }
   // Distinct tokens in order of first occurrence.
   const std::vector<Entry>& entries() const { return entries_; }
 
  private:
-  Entry& Find(int32_t token) {
+  // Where the token is, or would be.
+  size_t SlotOf(int32_t token) const {
     // Fibonacci hashing: the high bits of the product spread neighbouring ids.
     size_t slot = (static_cast<uint32_t>(token) * 2654435769u) >> shift_;
-    while (slots_[slot] >= 0) {
-      Entry& entry = entries_[static_cast<size_t>(slots_[slot])];
-      if (entry.token == token) return entry;
+    while (slots_[slot] >= 0 && entries_[static_cast<size_t>(slots_[slot])].token != token) {
       slot = (slot + 1) & (slots_.size() - 1);
     }
+    return slot;
+  }
+  Entry& Find(int32_t token) {
+    const size_t slot = SlotOf(token);
+    if (slots_[slot] >= 0) return entries_[static_cast<size_t>(slots_[slot])];
     slots_[slot] = static_cast<int32_t>(entries_.size());
     entries_.push_back({token, 0});
     return entries_.back();
@@ -48,6 +63,7 @@ class TokenCounts {
   std::vector<int32_t> slots_;  // index into entries_, -1 = empty; 2^(32 - shift_) of them
   int shift_ = 28;
   std::vector<Entry> entries_;
+  size_t num_of_prompt_ = 0;
 };
 
 }  // namespace plansmith

@@ -11,10 +11,18 @@
 #include "status.h"
 
 using plansmith::KvCache;
+using plansmith::KvCacheConfig;
 using plansmith::KvSequence;
 using plansmith::StatusError;
 
 namespace {
+
+KvCacheConfig Pool(int32_t num_blocks, int32_t tokens_per_block) {
+  KvCacheConfig config;
+  config.num_blocks = num_blocks;
+  config.tokens_per_block = tokens_per_block;
+  return config;
+}
 
 template <typename Body>
 psm_status CodeOf(Body body) {
@@ -35,7 +43,7 @@ void TestBytesToBlocks() {
 }
 
 void TestExtendAndRelease() {
-  KvCache kv(5, 4);
+  KvCache kv(Pool(5, 4));
   KvSequence a, b;
   CHECK(kv.Extend(&a, 1) == 1 && kv.Extend(&a, 4) == 0 && kv.Extend(&a, 5) == 1);
   CHECK(kv.Extend(&b, 12) == 3);
@@ -55,7 +63,7 @@ void TestExtendAndRelease() {
 
 // A checker that never complains would prove nothing.
 void TestInvariantsNotice() {
-  KvCache kv(4, 4);
+  KvCache kv(Pool(4, 4));
   KvSequence a;
   kv.Extend(&a, 8);
   CHECK(CodeOf([&] { kv.CheckInvariants({}); }) == PSM_ERROR_INTERNAL);        // a lost holder
@@ -71,7 +79,7 @@ void TestInvariantsNotice() {
 
 void TestRandomOperations() {
   std::mt19937 random(1);
-  KvCache kv(37, 3);
+  KvCache kv(Pool(37, 3));
   std::vector<KvSequence> sequences(9);
   std::vector<int64_t> lengths(9, 0);
   std::vector<const KvSequence*> all;

@@ -46,7 +46,7 @@ Request MakeRequest(std::vector<int32_t> prompt, std::vector<int32_t> output = {
 int32_t Token(const std::vector<float>& logits, const Request& request) {
   Sampler sampler(static_cast<int32_t>(logits.size()));
   Sample sample;
-  sampler.Draw(logits.data(), request, &sample);
+  sampler.Draw(logits.data(), request, nullptr, &sample);
   return sample.token;
 }
 
@@ -208,7 +208,7 @@ void TestBadRows() {
 
 // Draws with seeds 0.. and compares counts with `expected` probabilities; zero ones must never come
 // up.
-void CheckDistribution(const std::vector<float>& logits, Request request,
+void CheckDistribution(const std::vector<float>& logits, Request& request,
                        const std::vector<double>& expected) {
   constexpr int kDraws = 20000;
   Sampler sampler(static_cast<int32_t>(logits.size()));
@@ -216,7 +216,7 @@ void CheckDistribution(const std::vector<float>& logits, Request request,
   for (int i = 0; i < kDraws; ++i) {
     request.params.seed = static_cast<uint64_t>(i) * 7919;
     Sample sample;
-    sampler.Draw(logits.data(), request, &sample);
+    sampler.Draw(logits.data(), request, nullptr, &sample);
     ++counts[static_cast<size_t>(sample.token)];
   }
   double chi2 = 0.0;
@@ -379,7 +379,7 @@ void TestLargeVocabulary() {
     for (uint64_t seed = 0; seed < 1500; ++seed) {
       request.params.seed = seed;
       Sample sample;
-      sampler.Draw(logits.data(), request, &sample);
+      sampler.Draw(logits.data(), request, nullptr, &sample);
       CHECK(allowed.count(sample.token) == 1);
       seen.insert(sample.token);
       mean_rank += logits[static_cast<size_t>(sample.token)] / 1500.0;
@@ -402,7 +402,7 @@ void TestLogProbs() {
   request.params.num_logprobs = 4;
   Sampler sampler(5);
   Sample sample;
-  sampler.Draw(logits.data(), request, &sample);
+  sampler.Draw(logits.data(), request, nullptr, &sample);
   const std::vector<double> p = Softmax(logits, 1.0);
   CHECK(sample.token == 2 && std::fabs(sample.logprob - std::log(p[2])) < 1e-6);
   CHECK(sample.num_top == 4);
@@ -412,7 +412,7 @@ void TestLogProbs() {
     CHECK(std::fabs(sample.top_logprobs[i] - std::log(p[static_cast<size_t>(best[i])])) < 1e-6);
   }
   request.params.num_logprobs = PSM_MAX_TOP_LOGPROBS;  // more than there are
-  sampler.Draw(logits.data(), request, &sample);
+  sampler.Draw(logits.data(), request, nullptr, &sample);
   CHECK(sample.num_top == 4);  // what is impossible is not listed
 
   std::vector<float> wide(100000, -20.0f);  // the sum of many small terms: 1 + 1e5 e^-20
@@ -421,7 +421,7 @@ void TestLogProbs() {
   request = MakeRequest({0});
   request.params.temperature = 0.0f;
   request.params.num_logprobs = 1;
-  wide_sampler.Draw(wide.data(), request, &sample);
+  wide_sampler.Draw(wide.data(), request, nullptr, &sample);
   CHECK(sample.token == 77 &&
         std::fabs(sample.logprob + std::log1p(99999.0 * std::exp(-20.0))) < 1e-9);
 }
@@ -441,7 +441,7 @@ void TestNoMemory() {
     request.params.num_logprobs = static_cast<int32_t>(random() % 4);
     request.params.presence_penalty = random() % 2 ? 1.0f : 0.0f;
     Sample sample;
-    used.Draw(logits.data(), request, &sample);
+    used.Draw(logits.data(), request, nullptr, &sample);
     CHECK(sample.token == Token(logits, request));
   }
 }

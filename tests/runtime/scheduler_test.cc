@@ -13,6 +13,7 @@
 #include "status.h"
 
 using plansmith::KvCache;
+using plansmith::KvCacheConfig;
 using plansmith::Request;
 using plansmith::RequestState;
 using plansmith::ScheduledSeq;
@@ -22,12 +23,19 @@ using plansmith::StepPlan;
 
 namespace {
 
+KvCacheConfig Pool(int32_t num_blocks, int32_t tokens_per_block) {
+  KvCacheConfig config;
+  config.num_blocks = num_blocks;
+  config.tokens_per_block = tokens_per_block;
+  return config;
+}
+
 constexpr int32_t kBlock = 4;
 
 // A scheduler with requests that "generate" token 0 whenever a step reaches their end.
 struct World {
   World(int32_t num_blocks, SchedulerConfig c)
-      : config(c), kv(num_blocks, kBlock), scheduler(c, &kv) {}
+      : config(c), kv(Pool(num_blocks, kBlock)), scheduler(c, &kv) {}
 
   Request* Add(int32_t num_prompt, int32_t max_tokens, float priority = 0.5f) {
     auto request = std::make_unique<Request>();

@@ -41,6 +41,7 @@
  *     their fields within a major version.
  *   - Pointers passed in are borrowed for the call only, unless a prototype says otherwise.
  *   - After a fork an engine works in the parent alone; the child opens its own.
+ *   - A clock is CLOCK_MONOTONIC unless the executor brings its own (a simulated one does).
  *   - Dimensions: B sequences, T packed tokens, R rows with logits, H query heads, KVH KV heads,
  *     D head size, V vocabulary, L layers.
  */
@@ -68,7 +69,7 @@ extern "C" {
 /* ---------------------------------------------------------------- versions, status, errors */
 
 /* Major changes break the ABI, minor ones append. */
-enum { PSM_ABI_MAJOR = 0, PSM_ABI_MINOR = 1 };
+enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 0 };
 
 /* major * 1000 + minor of the library that is loaded. Any thread. */
 PSM_API int32_t psm_abi_version(void);
@@ -120,17 +121,22 @@ typedef struct psm_model_info {
   int32_t max_input_len;       /* longest prompt, tokens, inclusive */
   int32_t max_seq_len;         /* prompt + output, tokens, inclusive */
   int32_t tokens_per_block;    /* positions in one KV block */
+  int32_t max_logits_rows;     /* most rows of logits in a step; 0 = max_batch_size */
+  int32_t max_adapters;        /* LoRA adapters it holds at a time; 0 = it takes none */
+  int32_t max_adapter_rank;    /* of one adapter */
   uint64_t kv_bytes_per_block; /* bytes of one block over all layers, K and V together */
 } psm_model_info;
 
 /* One mixed step. All arrays are owned by the caller and valid during the call only.
  * Sequence b has query_lens[b] new tokens, which are the last of its kv_lens[b] positions; the step
  * writes their K and V into the pool before it attends. Position p of sequence b lies in block
- * block_table[b * stride + p / tokens_per_block]. Packed order: sequences in context (a prompt, a
- * chunk of one, or what is recomputed after a pause) first, then generating ones (query_lens 1);
- * the order within is the scheduler's and changes from step to step. A sequence has a row of logits
- * when the step reaches its last known token: every generating one, and the one that ends its
- * context. */
+ * block_table[b * stride + p / tokens_per_block]. Sequences may share blocks, but none that is
+ * written in this step. Packed order: sequences in context (a prompt, a chunk of one, or what is
+ * recomputed after a pause) first, then generating ones (query_lens 1, or 1 + the draft tokens to
+ * verify); the order within is the scheduler's and changes from step to step. A sequence has a row
+ * of logits when the step reaches its last known token: every generating one (one row for each of
+ * its tokens), and the one that ends its context; all rows of a context whose logits were asked
+ * for. */
 typedef struct psm_batch {
   size_t struct_size;
   int32_t num_tokens;           /* T = sum of query_lens; 1 <= T <= max_num_tokens */
@@ -144,7 +150,42 @@ typedef struct psm_batch {
   const int32_t* cu_query_lens; /* [B+1] cumulative query_lens, from 0 */
   const int32_t* block_table;   /* [B, stride] blocks in position order; unused entries -1 */
   const int32_t* logits_rows;   /* [R] rows (0..T-1) whose logits are wanted, ascending */
+  const int32_t* adapter_slots; /* [B] slot of load_adapter, -1 = none; NULL = none at all */
 } psm_batch;
+
+/* psm_block_copy.kind. Device blocks are those of open, host blocks those of open_host. */
+enum { PSM_COPY_DEVICE = 0, PSM_COPY_TO_HOST = 1, PSM_COPY_FROM_HOST = 2 };
+
+/* Copy the first num_tokens positions of block src to block dst, all layers, K and V. */
+typedef struct psm_block_copy {
+  int32_t kind;
+  int32_t src;
+  int32_t dst;
+  int32_t num_tokens; /* 1 <= n <= tokens_per_block */
+} psm_block_copy;
+
+/* The matrix that a part of a LoRA adapter changes: the ids of the old lora_config tensor. */
+enum {
+  PSM_LORA_ATTN_Q = 1,
+  PSM_LORA_ATTN_K = 2,
+  PSM_LORA_ATTN_V = 3,
+  PSM_LORA_ATTN_DENSE = 4, /* the output projection */
+  PSM_LORA_MLP_UP = 5,     /* h_to_4h: transformers' up_proj */
+  PSM_LORA_MLP_DOWN = 6,   /* 4h_to_h: down_proj */
+  PSM_LORA_MLP_GATE = 7    /* gate_proj */
+};
+
+/* y += scale * b (a x) for one matrix y = W x of one layer. */
+typedef struct psm_lora_module {
+  int32_t layer_idx;
+  int32_t module; /* PSM_LORA_... */
+  int32_t rank;
+  int32_t in_features;
+  int32_t out_features;
+  float scale;    /* alpha / rank, or alpha / sqrt(rank) */
+  const float* a; /* [rank, in_features] row-major */
+  const float* b; /* [out_features, rank] row-major */
+} psm_lora_module;
 
 /* A table of functions: anything that turns a psm_batch into logits. The engine calls them from one
  * thread at a time (describe and open in psm_engine_create's, step in the engine's own or
@@ -168,6 +209,21 @@ typedef struct psm_executor {
   void (*close)(void* self);
   /* Text of the last failure, or NULL when the executor has none. Optional (may be NULL). */
   const char* (*last_error)(void* self);
+
+  /* The rest is optional: NULL = the executor cannot, and the engine does without.
+   *
+   * Copy blocks, one after another in order: each copy sees what those before it wrote. Called
+   * between steps. Without it a partly filled block is recomputed rather than shared. */
+  psm_status (*copy_blocks)(void* self, const psm_block_copy* copies, size_t num_copies);
+  /* Allocate num_blocks host blocks. Called once, after open, when host_cache_bytes is set. */
+  psm_status (*open_host)(void* self, int32_t num_blocks);
+  /* Take an adapter (copied) into a slot, 0 <= slot < max_adapters, that holds none; let one go. */
+  psm_status (*load_adapter)(void* self, int32_t slot, const psm_lora_module* modules,
+                             size_t num_modules);
+  psm_status (*unload_adapter)(void* self, int32_t slot);
+  /* The executor's own clock, ns, never going back: all the engine's times and deadlines are then
+   * in it. Any thread. */
+  int64_t (*now_ns)(void* self);
 } psm_executor;
 
 /* Options of the built-in CPU executor. */
@@ -187,6 +243,33 @@ PSM_API void psm_cpu_options_init(psm_cpu_options* options);
 PSM_API psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
                                            psm_executor* out);
 
+/* Options of the simulated executor: a model and a GPU as numbers. A step's time is that of its
+ * bytes or of its arithmetic, whichever is longer, plus overhead_us; nothing is computed and nobody
+ * waits: the time only advances the executor's own clock. Its tokens are a hash of the sequence's
+ * history as read back through the blocks, so a wrong block, position or copy shows as other
+ * tokens. */
+typedef struct psm_simulated_options {
+  size_t struct_size;
+  psm_model_info info;          /* what it describes itself as; the limits it enforces */
+  uint64_t weight_bytes;        /* read once a step */
+  double flops_per_token;       /* of the matrix products, 2 per weight */
+  double memory_bytes_per_s;    /* of the device; as reached, not as printed */
+  double flops_per_s;           /* likewise */
+  double host_copy_bytes_per_s; /* between device and host blocks */
+  double overhead_us;           /* of a step: launches, synchronisation */
+  uint64_t seed;                /* of its tokens: the model */
+  /* For a draft: the share (0..1) of positions at which it agrees with the model of draft_of_seed.
+   * 0 with draft_of_seed 0 = not a draft. */
+  double draft_agreement;
+  uint64_t draft_of_seed;
+} psm_simulated_options;
+
+PSM_API void psm_simulated_options_init(psm_simulated_options* options);
+
+/* Fill *out with a simulated executor; ownership as of psm_cpu_executor_create. */
+PSM_API psm_status psm_simulated_executor_create(const psm_simulated_options* options,
+                                                 psm_executor* out);
+
 /* ---------------------------------------------------------------- engine */
 
 typedef struct psm_engine psm_engine;
@@ -195,10 +278,30 @@ typedef struct psm_engine psm_engine;
  * GUARANTEED_NO_EVICT: a request starts when the blocks of its full length (prompt + max_tokens)
  * can be reserved; they are taken one by one as positions fill. Never pauses.
  * MAX_UTILIZATION: a request starts when the blocks of its context are free. When a later step does
- * not fit, the last started of the lowest priority is paused: it loses its blocks and later
- * recomputes prompt and output as context. No token is given twice, and none changes.
+ * not fit, the last started of the lowest priority is paused: it gives up its blocks and later goes
+ * on from what is still cached (on the device, or swapped to host blocks) and recomputes the rest
+ * of prompt and output as context. No token is given twice, and none changes.
  * Under both, the first request in line that does not fit stops those behind it. */
 enum { PSM_GUARANTEED_NO_EVICT = 0, PSM_MAX_UTILIZATION = 1 };
+
+/* chunking_policy, when contexts do not all fit the token budget of a step: as much as possible to
+ * the first, or a block to each in turn. */
+enum { PSM_CHUNK_FIRST_COME_FIRST_SERVED = 0, PSM_CHUNK_EQUAL_PROGRESS = 1 };
+
+/* pause_policy: what becomes of a paused request's blocks when others need them. AUTO: to the host
+ * when copying there and back takes less time than computing the positions again, both as measured
+ * so far. Swapping needs host_cache_bytes. */
+enum { PSM_PAUSE_AUTO = 0, PSM_PAUSE_RECOMPUTE = 1, PSM_PAUSE_SWAP = 2 };
+
+/* draft_mode: who proposes the tokens that a step of the target verifies. */
+enum {
+  PSM_DRAFT_OFF = 0,
+  PSM_DRAFT_MODEL = 1, /* draft_executor, a smaller model with the same vocabulary */
+  PSM_DRAFT_NGRAM = 2  /* what followed the same n tokens earlier in prompt and output */
+};
+
+/* Priority of a cached block: 0 goes first, 100 last. */
+enum { PSM_MIN_RETENTION = 0, PSM_DEFAULT_RETENTION = 35, PSM_MAX_RETENTION = 100 };
 
 typedef struct psm_engine_options {
   size_t struct_size;
@@ -220,9 +323,43 @@ typedef struct psm_engine_options {
   uint64_t kv_cache_bytes;
   /* 1: no thread; the caller runs psm_engine_step. Default 0. */
   int32_t manual_step;
+
+  /* Prefix reuse. A block is shared as soon as it is filled, by requests whose tokens, salt and
+   * adapter are the same up to its end; nobody else's tokens change by that. 0: blocks live as long
+   * as their request (the sequences of one request still share). Default 1. */
+  int32_t enable_block_reuse;
+  /* 1: a block of which only the first tokens fit is copied and used up to there. Default 1. */
+  int32_t enable_partial_reuse;
+  /* Bytes of host blocks that take what the device evicts. Default 0. */
+  uint64_t host_cache_bytes;
+  /* Evicted blocks below this priority are dropped rather than kept on the host. Default 35. */
+  int32_t host_offload_min_priority;
+  /* KV events kept for psm_engine_kv_events; 0 = none are made. Default 0. */
+  int32_t max_kv_events;
+
+  int32_t chunking_policy; /* default PSM_CHUNK_FIRST_COME_FIRST_SERVED */
+  int32_t pause_policy;    /* default PSM_PAUSE_AUTO */
+  /* Most of max_batch_size that requests of one tenant_id may hold while another tenant's of the
+   * same priority wait; (0, 1]. Default 1. */
+  float max_tenant_share;
+
+  /* Speculation. Default PSM_DRAFT_OFF. */
+  int32_t draft_mode;
+  /* Most draft tokens of a sequence in a step; 0 = 8. */
+  int32_t max_draft_len;
+  /* 1: each request's length follows its measured acceptance and the cost of a step, down to
+   * none; 0: always max_draft_len. Default 1. */
+  int32_t adaptive_draft_len;
+  /* N-gram lookup: longest and shortest match, tokens. Defaults 4 and 2. */
+  int32_t ngram_max;
+  int32_t ngram_min;
+  /* Of PSM_DRAFT_MODEL; same vocabulary and tokens_per_block, limits no smaller than the engine's.
+   * Its KV pool has as many blocks as the target's and counts in kv_cache_bytes. The engine owns it
+   * like its executor, when psm_engine_create succeeds. */
+  const psm_executor* draft_executor;
 } psm_engine_options;
 
-/* Fill *options with the defaults. Like every init function it sets the fields of ABI 0.1 and
+/* Fill *options with the defaults. Like every init function it sets the fields of ABI 1.0 and
  * struct_size to match: to use a field that was appended later, set it and struct_size (to the
  * _SIZE macro). NULL is ignored. Any thread. */
 PSM_API void psm_engine_options_init(psm_engine_options* options);
@@ -268,9 +405,52 @@ typedef struct psm_token_lists {
   int32_t num_lists;
 } psm_token_lists;
 
+/* How long what a part of the prompt left in the cache is worth keeping. */
+typedef struct psm_retention_range {
+  int32_t start;       /* first token */
+  int32_t end;         /* behind the last; -1 = the prompt's end */
+  int32_t priority;    /* PSM_MIN_RETENTION..PSM_MAX_RETENTION */
+  int32_t duration_ms; /* then PSM_DEFAULT_RETENTION again; -1 = for ever */
+} psm_retention_range;
+
+/* What restricts a request's tokens to a language (a schema, a regular expression): a table of
+ * functions over a state that stands behind the tokens accepted so far. The engine calls them on
+ * one thread of its own beside the model's step, one at a time. */
+typedef struct psm_guide {
+  size_t struct_size;
+  void* self;
+  /* Write the tokens that may follow the accepted ones and then ahead[0..num_ahead) (a draft; the
+   * state does not move): bit id % 32 of mask[id / 32], (V + 31) / 32 words, all of them written.
+   * A draft that leaves the language: write all zeros. */
+  psm_status (*fill_mask)(void* self, const int32_t* ahead, int32_t num_ahead, uint32_t* mask);
+  /* Move past tokens that were generated, all of them allowed. */
+  psm_status (*accept)(void* self, const int32_t* tokens, int32_t num_tokens);
+  /* A second state like this one at its beginning, for the further sequences of a request; called
+   * inside psm_engine_submit, before any accept. May be NULL with num_return_sequences 1. */
+  psm_status (*clone)(void* self, void** out);
+  /* Release self (or a clone). Called once, when its sequence has ended. */
+  void (*close)(void* self);
+  /* Text of the last failure, or NULL. May be NULL. */
+  const char* (*last_error)(void* self);
+} psm_guide;
+
+/* Called on the stepping thread with the logits [vocab_size] of the token that follows
+ * token_ids[num_tokens] (prompt, output and, with speculation, drafts that may yet be refused), to
+ * change them in place, before anything else does. Must depend on its arguments alone. A status
+ * other than PSM_OK fails the request. */
+typedef psm_status (*psm_logits_processor)(void* self, uint64_t client_id, int32_t sequence_idx,
+                                           const int32_t* token_ids, int32_t num_tokens,
+                                           float* logits, int32_t vocab_size);
+
+/* early_stopping of beams: stop when no open beam looks better than the finished ones at its
+ * present length (NO), when beam_width are finished (YES), or when none can become better at any
+ * length (NEVER): transformers' False, True and "never". */
+enum { PSM_EARLY_STOPPING_NO = 0, PSM_EARLY_STOPPING_YES = 1, PSM_EARLY_STOPPING_NEVER = 2 };
+
 /* One request. Set it up with psm_request_init (the defaults stand beside the fields). The logits
- * of a token go through the penalties, logit_bias, bad_words, min_tokens, temperature, top_k, top_p
- * (over what top_k left) and min_p, in this order, before the draw. */
+ * of a token go through the logits processor, the guide, the penalties, logit_bias, bad_words,
+ * min_tokens, temperature, top_k, top_p (over what top_k left) and min_p, in this order, before the
+ * draw. */
 typedef struct psm_request {
   size_t struct_size;
   const int32_t* prompt_ids; /* [num_prompt_ids] token ids, 0 <= id < V */
@@ -299,6 +479,35 @@ typedef struct psm_request {
    * queued or running; looked at between steps. 0 */
   int32_t allotted_time_ms;
   uint64_t client_id; /* the caller's own number, returned in every event. 0 */
+
+  /* Independent outputs; sequence i draws with seed + i. Prompt blocks are computed once. 1 */
+  int32_t num_return_sequences;
+  /* Beam search: greedy otherwise (temperature, top_k, top_p, min_p and seed are not used, nor may
+   * they ask for sampling), not with num_return_sequences, guides or logits outputs; never drafted
+   * for. Its beams come when it ends, best first, as sequences 0..beam_width - 1. 1 = off */
+  int32_t beam_width;
+  float length_penalty;   /* a beam's score = cum_logprob / (output tokens ^ length_penalty). 1.0 */
+  int32_t early_stopping; /* PSM_EARLY_STOPPING_NO */
+  float beam_search_diversity_rate; /* taken from a candidate's score for each better one of the
+                                       same beam. 0 */
+
+  uint64_t cache_salt;                         /* only requests of the same salt share blocks. 0 */
+  uint64_t adapter_id;                         /* of psm_engine_load_adapter. 0 = none */
+  uint64_t tenant_id;                          /* whose share of the slots it counts in. 0 */
+  const psm_retention_range* retention_ranges; /* ascending, not overlapping. NULL */
+  int32_t num_retention_ranges;
+  int32_t decode_retention_priority;    /* of blocks with generated tokens. PSM_DEFAULT_RETENTION */
+  int32_t decode_retention_duration_ms; /* -1 = for ever */
+
+  /* Of the prompt's tokens, as num_logprobs of the output's: a CONTEXT event for each position.
+   * -1 = none, 0 = the tokens' own. The prompt is then computed whole, reused prefix or not. -1 */
+  int32_t num_prompt_logprobs;
+  int32_t return_context_logits;    /* 1: each CONTEXT event brings its row. 0 */
+  int32_t return_generation_logits; /* 1: each TOKEN event brings the row it was drawn from. 0 */
+  int32_t max_draft_len;            /* -1 = the engine's; less, or 0 = none for this request. -1 */
+  psm_logits_processor logits_processor; /* NULL */
+  void* logits_processor_self;           /* must live until the request's last event */
+  const psm_guide* guide;                /* NULL. The engine owns it when the submission succeeds */
 } psm_request;
 
 /* Fill *request with the defaults (see psm_engine_options_init). NULL is ignored. Any thread. */
@@ -316,13 +525,26 @@ PSM_API psm_status psm_engine_submit(psm_engine* engine, const psm_request* requ
  * Does not block. Any thread. */
 PSM_API psm_status psm_engine_cancel(psm_engine* engine, uint64_t request_id);
 
+/* Make a LoRA adapter known under an id (not 0). Copies everything. Waits for the step in progress;
+ * not from inside one. Fails with INVALID_ARGUMENT (id taken or 0, a module the model has not),
+ * SHAPE (features or rank that do not fit), OUT_OF_MEMORY (max_adapters are loaded), UNSUPPORTED
+ * (the executor takes none). Any thread. */
+PSM_API psm_status psm_engine_load_adapter(psm_engine* engine, uint64_t adapter_id,
+                                           const psm_lora_module* modules, size_t num_modules);
+
+/* Forget an adapter and what was cached with it. NOT_FOUND, or INVALID_ARGUMENT while requests use
+ * it. Waits like psm_engine_load_adapter. Any thread. */
+PSM_API psm_status psm_engine_unload_adapter(psm_engine* engine, uint64_t adapter_id);
+
 /* ---------------------------------------------------------------- events */
 
 /* psm_event.kind */
 enum {
   PSM_EVENT_TOKEN = 1,    /* one generated token */
   PSM_EVENT_FINISHED = 2, /* no more events of this request; stats are filled */
-  PSM_EVENT_FAILED = 3    /* no more events; status and message tell why; stats are filled */
+  PSM_EVENT_FAILED = 3,   /* no more events; status and message tell why; stats are filled */
+  PSM_EVENT_CONTEXT = 4   /* one position of the prompt, with num_prompt_logprobs or
+                             return_context_logits; before the first TOKEN, in order */
 };
 
 /* psm_event.finish_reason: the numbers of the old Executor */
@@ -335,7 +557,7 @@ enum {
   PSM_FINISH_CANCELLED = 5
 };
 
-/* Times are nanoseconds of CLOCK_MONOTONIC; 0 = did not happen. */
+/* Times are nanoseconds of the engine's clock; 0 = did not happen. */
 typedef struct psm_request_stats {
   int64_t arrival_time_ns;
   int64_t first_scheduled_time_ns;
@@ -349,6 +571,11 @@ typedef struct psm_request_stats {
   int32_t num_pauses;
   uint64_t first_iter;
   uint64_t last_iter;
+  int32_t missed_blocks;    /* full context blocks that had to be computed */
+  int32_t reused_tokens;    /* positions that were not computed, parts of blocks included */
+  int32_t num_decode_iters; /* steps that gave it tokens */
+  int32_t num_draft_tokens;
+  int32_t num_accepted_draft_tokens;
 } psm_request_stats;
 
 typedef struct psm_event {
@@ -356,8 +583,8 @@ typedef struct psm_event {
   uint64_t client_id;
   int32_t kind;
   int32_t finish_reason; /* of FINISHED */
-  int32_t token_id;      /* of TOKEN */
-  int32_t output_idx;    /* of TOKEN: 0 for the first generated token */
+  int32_t token_id;      /* of TOKEN; of CONTEXT: the token that follows, -1 at the prompt's end */
+  int32_t output_idx;    /* of TOKEN: 0 for the first generated token; of CONTEXT: the position */
   float logprob;     /* natural log of the model's own probability (before temperature, penalties,
                         bias), when num_logprobs > 0 */
   float cum_logprob; /* sum so far */
@@ -367,7 +594,14 @@ typedef struct psm_event {
   psm_status status; /* of FAILED */
   char message[PSM_MAX_ERROR_TEXT];
   psm_request_stats stats; /* of FINISHED and FAILED */
+  int32_t sequence_idx;    /* 0 .. num_return_sequences or beam_width - 1 */
+  int32_t is_final;        /* of FINISHED and FAILED: 1 = the last event of the whole request */
+  float* logits; /* [V] or NULL; yours: give it back with psm_logits_free. The model's own, before
+                    anything changed them */
 } psm_event;
+
+/* Free event.logits. NULL is fine. Any thread. */
+PSM_API void psm_logits_free(float* logits);
 
 /* Take up to max_events events, in order per request. Waits up to timeout_ms (0 = not at all, -1 =
  * for ever) for the first. *num_events may be 0: on time-out and after psm_engine_wake. SHUTDOWN
@@ -408,10 +642,10 @@ typedef struct psm_engine_stats {
   int32_t used_num_blocks;
   int32_t tokens_per_block;
   uint64_t alloc_total_blocks;
-  uint64_t alloc_new_blocks; /* all of them, as long as nothing is reused */
-  uint64_t reused_blocks;    /* 0: this version shares no prefixes */
-  uint64_t missed_blocks;    /* 0, likewise */
-  uint64_t kv_cache_bytes;   /* bytes of the pools */
+  uint64_t alloc_new_blocks;
+  uint64_t reused_blocks;  /* cache hit rate = reused / (reused + missed) */
+  uint64_t missed_blocks;  /* full context blocks that had to be computed */
+  uint64_t kv_cache_bytes; /* bytes of the pools */
   /* Sums over steps, for the share of allocated positions that hold nothing: waste = 1 - used /
    * allocated. Allocated: blocks x tokens_per_block while the step runs; used: positions held at
    * its end. */
@@ -419,6 +653,20 @@ typedef struct psm_engine_stats {
   uint64_t kv_used_token_steps;
   uint64_t step_time_ns;     /* in the executor */
   uint64_t schedule_time_ns; /* outside it, while there was work */
+  uint64_t plan_time_ns;     /* the part of it that decides and packs: no sampling, no events */
+  int32_t cached_num_blocks; /* of the free ones: hold what a later request may reuse */
+  int32_t host_max_num_blocks;
+  int32_t host_used_num_blocks;
+  uint64_t reused_tokens;
+  uint64_t offloaded_blocks; /* device to host */
+  uint64_t onboarded_blocks; /* host to device */
+  /* SpecDecodingStats. Acceptance length = 1 + accepted / requests with draft tokens. */
+  uint64_t num_draft_tokens;
+  uint64_t num_accepted_draft_tokens;
+  uint64_t num_requests_with_draft_tokens; /* summed over steps */
+  uint64_t num_failed_drafts;              /* draft steps that failed; the target went on alone */
+  uint64_t draft_time_ns; /* proposing; draft overhead = draft_time / (draft_time + step_time) */
+  uint64_t copy_time_ns;  /* copying blocks */
 } psm_engine_stats;
 
 /* The caller sets stats->struct_size. A finished request is counted before its last event can be
@@ -428,7 +676,7 @@ PSM_API psm_status psm_engine_get_stats(psm_engine* engine, psm_engine_stats* st
 /* One step. */
 typedef struct psm_iteration_stats {
   uint64_t iter;
-  int64_t timestamp_ns; /* CLOCK_MONOTONIC at its start */
+  int64_t timestamp_ns; /* the engine's clock at its start */
   double iter_latency_ms;
   double executor_latency_ms;
   /* Summed over the requests first scheduled in this step. */
@@ -445,6 +693,10 @@ typedef struct psm_iteration_stats {
   int32_t num_gen_tokens;
   int32_t free_num_blocks;
   int32_t used_num_blocks;
+  int32_t num_draft_tokens;
+  int32_t num_accepted_draft_tokens;
+  int32_t num_requests_with_draft_tokens;
+  double draft_latency_ms;
 } psm_iteration_stats;
 
 /* Take up to max_records records, oldest first; each is given once; beyond
@@ -452,16 +704,49 @@ typedef struct psm_iteration_stats {
 PSM_API psm_status psm_engine_iteration_stats(psm_engine* engine, psm_iteration_stats* records,
                                               size_t max_records, size_t* num_records);
 
+/* psm_kv_event.kind */
+enum {
+  PSM_KV_CREATED = 1, /* first of all: num_blocks of level */
+  PSM_KV_STORED = 2,  /* a block can be reused */
+  PSM_KV_REMOVED = 3, /* it no longer can */
+  PSM_KV_UPDATED = 4  /* its level or priority changed */
+};
+
+/* What a router needs to know where a prefix is cached. */
+typedef struct psm_kv_event {
+  uint64_t event_id; /* 1, 2, ...; a gap = events were dropped, begin anew */
+  int32_t kind;
+  int32_t level;           /* 0 device, 1 host */
+  uint64_t block_hash;     /* of the block's tokens and everything before them, salt and adapter */
+  uint64_t parent_hash;    /* of STORED: the block before it; 0 = it is the first */
+  uint64_t cache_salt;     /* of STORED */
+  uint64_t adapter_id;     /* of STORED */
+  int32_t priority;        /* of STORED and UPDATED */
+  int32_t num_blocks;      /* of CREATED */
+  int32_t num_tokens;      /* of STORED: tokens_per_block of them ... */
+  int32_t first_token_idx; /* ... from here on in the caller's token_ids */
+} psm_kv_event;
+
+/* Take up to max_events events, oldest first, and the tokens of the stored blocks among them, as
+ * far as token_ids has room (0 of an event's tokens or all). Each is given once; beyond
+ * max_kv_events the oldest are dropped. *num_events may be 0. INVALID_ARGUMENT when max_token_ids
+ * is below tokens_per_block. Any thread. */
+PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events, size_t max_events,
+                                        int32_t* token_ids, size_t max_token_ids,
+                                        size_t* num_events);
+
 /* ---------------------------------------------------------------- struct sizes */
 
 #define PSM_SIZE_UP_TO_(type, last) (offsetof(type, last) + sizeof(((type*)0)->last))
 #define PSM_MODEL_INFO_SIZE PSM_SIZE_UP_TO_(psm_model_info, kv_bytes_per_block)
-#define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, logits_rows)
-#define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, last_error)
+#define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
+#define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, now_ns)
 #define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, isa)
-#define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, manual_step)
-#define PSM_REQUEST_SIZE PSM_SIZE_UP_TO_(psm_request, client_id)
-#define PSM_ENGINE_STATS_SIZE PSM_SIZE_UP_TO_(psm_engine_stats, schedule_time_ns)
+#define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
+#define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)
+#define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, draft_executor)
+#define PSM_REQUEST_SIZE PSM_SIZE_UP_TO_(psm_request, guide)
+#define PSM_ENGINE_STATS_SIZE PSM_SIZE_UP_TO_(psm_engine_stats, copy_time_ns)
 
 #if defined(__cplusplus) && !defined(PSM_CDEF)
 }

@@ -40,7 +40,8 @@ bool OpenAndStep(const std::string& path, bool only_open) {
         std::min({3, info.max_num_tokens, info.max_seq_len, info.tokens_per_block * 3});
     const int32_t ids[] = {0, 0, 0}, positions[] = {0, 1, 2}, cu[] = {0, n}, table[] = {1, 0, 2};
     const int32_t row = n - 1;
-    psm_batch batch = {PSM_BATCH_SIZE, n, 1, 1, 3, ids, positions, &n, &n, cu, table, &row};
+    psm_batch batch = {PSM_BATCH_SIZE, n,    1,      1, 3, ids, positions, &n, &n, cu,
+                       table,          &row, nullptr};
     const float* logits = nullptr;
     if (executor.step(executor.self, &batch, &logits) == PSM_OK) {
       volatile float sum = 0;

@@ -1,0 +1,54 @@
+// Who proposes draft tokens, and how many are worth it.
+//
+// A draft token is verified by drawing from the target's own row with the request's own random
+// numbers and comparing: the output is, token for token, what the target alone would have given,
+// greedy or sampled. So nothing here can change an output, only how fast it comes.
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine_config.h"
+#include "guide.h"
+#include "kv_cache.h"
+#include "sampler.h"
+#include "scheduler.h"
+#include "step_cost.h"
+
+namespace plansmith {
+
+// What one step's drafting did, for the statistics.
+struct DraftOutcome {
+  int32_t num_draft_tokens = 0;
+  int32_t num_requests = 0;
+  int64_t took_ns = 0;
+  bool failed = false;  // the draft executor did; the step goes on without drafts
+};
+
+// Owned and called by the stepping thread.
+class Speculator {
+ public:
+  // config.options.draft_mode is not OFF. Borrows the rest. The draft executor is open.
+  Speculator(const EngineConfig& config, KvCache* kv, Sampler* sampler, GuideThread* guides);
+  ~Speculator();
+
+  // Before scheduling: sets spec.want of every running request that generates (0 = none).
+  void PlanLengths(const std::vector<Request*>& running);
+  // After scheduling, before packing: fills request->draft of the plan's generating sequences with
+  // at most num_draft tokens each, and sets num_draft to what there are. The target's blocks for
+  // them are allocated.
+  DraftOutcome Draft(StepPlan* plan);
+  // After the step: what became of the drafts of a request.
+  void Observe(Request* request, int32_t num_drafted, int32_t num_accepted);
+  // What the target's step took, drafts or not.
+  void ObserveStep(int32_t num_tokens, int64_t took_ns);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace plansmith
