@@ -27,7 +27,7 @@ class Guide {
   std::unique_ptr<Guide> Clone() const;
   // Give `table.self` back to its owner, as a submission that fails must: the destructor will not
   // close it. Nothing else may be called afterwards.
-  void Release() { table_.close = nullptr; }
+  void Disown() { table_.close = nullptr; }
 
  private:
   friend class GuideThread;
