@@ -184,16 +184,40 @@ psm_status psm_engine_iteration_stats(psm_engine* engine, psm_iteration_stats* r
   });
 }
 
-psm_status psm_engine_load_adapter(psm_engine*, uint64_t, const psm_lora_module*, size_t) {
-  return Guard([] { throw StatusError(PSM_ERROR_UNSUPPORTED, "not built yet"); });
+psm_status psm_engine_load_adapter(psm_engine* engine, uint64_t adapter_id,
+                                   const psm_lora_module* modules, size_t num_modules) {
+  return Guard([&] {
+    CheckPointer(engine, "engine");
+    CheckPointer(modules, "modules");
+    engine->impl.LoadAdapter(adapter_id, modules, num_modules);
+  });
 }
 
-psm_status psm_engine_unload_adapter(psm_engine*, uint64_t) {
-  return Guard([] { throw StatusError(PSM_ERROR_UNSUPPORTED, "not built yet"); });
+psm_status psm_engine_unload_adapter(psm_engine* engine, uint64_t adapter_id) {
+  return Guard([&] {
+    CheckPointer(engine, "engine");
+    engine->impl.UnloadAdapter(adapter_id);
+  });
 }
 
-psm_status psm_engine_kv_events(psm_engine*, psm_kv_event*, size_t, int32_t*, size_t, size_t*) {
-  return Guard([] { throw StatusError(PSM_ERROR_UNSUPPORTED, "not built yet"); });
+psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events, size_t max_events,
+                                int32_t* token_ids, size_t max_token_ids, size_t* num_events) {
+  return Guard([&] {
+    CheckPointer(num_events, "num_events");
+    *num_events = 0;
+    CheckPointer(engine, "engine");
+    if (max_events == 0) return;
+    CheckPointer(events, "events");
+    CheckPointer(token_ids, "token_ids");
+    const size_t least = static_cast<size_t>(engine->impl.info().tokens_per_block);
+    if (max_token_ids < least) {
+      throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                        plansmith::Format("max_token_ids is %zu, one block's tokens take %zu; give "
+                                          "room for at least that",
+                                          max_token_ids, least));
+    }
+    *num_events = engine->impl.TakeKvEvents(events, max_events, token_ids, max_token_ids);
+  });
 }
 
 void psm_logits_free(float* logits) { delete[] logits; }

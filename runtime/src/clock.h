@@ -1,4 +1,5 @@
-// The one clock of the core: CLOCK_MONOTONIC, as in psm_request_stats.
+// The machine's clock, CLOCK_MONOTONIC. What users see is in the engine's (EngineConfig::NowNs),
+// which may be the executor's own.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -18,6 +18,9 @@ SchedulerConfig MakeSchedulerConfig(const EngineConfig& config) {
   s.max_num_tokens = config.info.max_num_tokens;
   s.max_logits_rows = config.info.max_logits_rows;
   s.enable_chunked_context = config.options.enable_chunked_context != 0;
+  s.chunking_policy = config.options.chunking_policy;
+  s.pause_policy = config.options.pause_policy;
+  s.max_tenant_share = config.options.max_tenant_share;
   return s;
 }
 
@@ -25,34 +28,69 @@ KvCacheConfig MakeKvConfig(const EngineConfig& config) {
   KvCacheConfig c;
   c.num_blocks = config.num_blocks;
   c.tokens_per_block = config.info.tokens_per_block;
+  c.num_host_blocks = config.num_host_blocks;
+  c.host_offload_min_priority = config.options.host_offload_min_priority;
+  c.can_copy = config.can_copy;
+  c.enable_partial_reuse = config.options.enable_partial_reuse != 0;
+  c.max_kv_events = config.options.max_kv_events;
   return c;
 }
 
-void OpenExecutor(const EngineConfig& config) {
-  const psm_status status = config.executor.open(config.executor.self, config.num_blocks);
+// What is assumed before copies have been measured: a PCIe link's, or a memory's.
+constexpr double kAssumedCopyBytesPerNs = 10.0;
+
+void CheckOpened(const EngineConfig& config, const psm_executor& executor, psm_status status,
+                 const char* what, int32_t num_blocks, const char* option) {
   if (status == PSM_OK) return;
-  const uint64_t bytes = static_cast<uint64_t>(config.num_blocks) * config.info.kv_bytes_per_block;
-  throw StatusError(status == PSM_ERROR_OUT_OF_MEMORY ? status : PSM_ERROR_EXECUTOR,
-                    Format("the executor could not open %d KV blocks (%llu bytes): %s: %s; lower "
-                           "kv_cache_bytes if memory is short",
-                           config.num_blocks, static_cast<unsigned long long>(bytes),
-                           psm_status_name(status), ExecutorText(config.executor).c_str()));
+  const uint64_t bytes = static_cast<uint64_t>(num_blocks) * config.kv_bytes_per_block;
+  throw StatusError(
+      status == PSM_ERROR_OUT_OF_MEMORY ? status : PSM_ERROR_EXECUTOR,
+      Format("%s could not open %d KV blocks (%llu bytes): %s: %s; lower %s if memory is short",
+             what, num_blocks, static_cast<unsigned long long>(bytes), psm_status_name(status),
+             ExecutorText(executor).c_str(), option));
+}
+
+void OpenExecutor(const EngineConfig& config, const psm_executor& executor, const char* what) {
+  CheckOpened(config, executor, executor.open(executor.self, config.num_blocks), what,
+              config.num_blocks, "kv_cache_bytes");
+  if (config.num_host_blocks == 0) return;
+  CheckOpened(config, executor, executor.open_host(executor.self, config.num_host_blocks), what,
+              config.num_host_blocks, "host_cache_bytes");
 }
 
 }  // namespace
 
+size_t ExtraEvents(const Request& request) {
+  size_t n = 0;
+  // The rows of a context come a chunk at a time, but a request may be the only one.
+  if (request.wants_context_rows()) n += static_cast<size_t>(request.num_prompt);
+  if (request.beams != nullptr) {
+    n +=
+        static_cast<size_t>(request.beams->width()) * (static_cast<size_t>(request.max_tokens) + 1);
+  }
+  return n;
+}
+
 Engine::Engine(const EngineConfig& config)
     : config_(config),
       iterations_(static_cast<size_t>(config.options.iter_stats_max_iterations)),
+      adapters_(config.executor.load_adapter != nullptr ? config.info.max_adapters : 0),
       kv_(MakeKvConfig(config)),
       scheduler_(MakeSchedulerConfig(config), &kv_),
       sampler_(config.info.vocab_size),
       batch_(config.info.max_batch_size, config.info.max_num_tokens,
              kv_.BlocksFor(config.info.max_seq_len)),
       stats_(config),
-      next_deadline_ns_(std::numeric_limits<int64_t>::max()) {
+      copy_ns_per_block_(static_cast<double>(config.kv_bytes_per_block) / kAssumedCopyBytesPerNs) {
+  if (config.options.draft_mode != PSM_DRAFT_OFF) {
+    speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_);
+  }
+  LearnCosts();
   published_ = stats_.totals();
-  OpenExecutor(config_);
+  OpenExecutor(config_, config_.executor, "the executor");
+  if (config_.options.draft_mode == PSM_DRAFT_MODEL) {
+    OpenExecutor(config_, config_.draft, "the draft executor");
+  }
   if (config_.options.manual_step == 0) StartThread();
 }
 
@@ -63,6 +101,7 @@ Engine::~Engine() {
     // No memory for the last events, which nobody will read. The thread has ended.
   }
   config_.executor.close(config_.executor.self);
+  if (config_.options.draft_mode == PSM_DRAFT_MODEL) config_.draft.close(config_.draft.self);
 }
 
 void Engine::StartThread() {
@@ -76,7 +115,20 @@ void Engine::StartThread() {
   }
 }
 
-uint64_t Engine::Submit(std::unique_ptr<Request> request) {
+uint64_t Engine::Submit(std::vector<std::unique_ptr<Request>> sequences) {
+  try {
+    return Enqueue(&sequences);
+  } catch (...) {
+    if (!sequences.empty() && sequences.front()->guide != nullptr) {
+      sequences.front()->guide->Disown();
+    }
+    throw;
+  }
+}
+
+uint64_t Engine::Enqueue(std::vector<std::unique_ptr<Request>>* sequences) {
+  const size_t n = sequences->size();
+  auto group = std::make_shared<RequestGroup>();
   uint64_t id;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -88,11 +140,25 @@ uint64_t Engine::Submit(std::unique_ptr<Request> request) {
                                "it",
                                num_waiting_, config_.options.max_queue_size));
     }
-    ReserveAtLeast(&inbox_, inbox_.size() + 1);  // the last that can fail is the emplace
-    id = request->id = next_id_;
-    inbox_.push_back(requests_.emplace(id, std::move(request)).first->second.get());
-    ++next_id_;
-    ++num_waiting_;
+    const uint64_t adapter_id = sequences->front()->adapter_id;
+    const int32_t slot = adapter_id == 0 ? -1 : adapters_.Use(adapter_id, 0);
+    ReserveAtLeast(&inbox_, inbox_.size() + n);
+    id = group->id = next_id_;
+    group->num_live = group->num_open = static_cast<int32_t>(n);
+    LiveRequest& live = requests_[id];  // the last that can fail
+    live.sequences = std::move(*sequences);
+    if (adapter_id != 0) adapters_.Use(adapter_id, 1);
+    for (const auto& request : live.sequences) {
+      request->id = next_id_++;
+      request->group = group;
+      request->adapter_slot = slot;
+      if (config_.options.enable_block_reuse == 0) request->prefix_key.private_id = id;
+      num_extra_events_ += ExtraEvents(*request);
+      num_guided_ += request->guide != nullptr;
+      inbox_.push_back(request.get());
+    }
+    num_live_ += n;
+    num_waiting_ += static_cast<int32_t>(n);
     ++num_submitted_;
   }
   work_.notify_one();
@@ -108,20 +174,67 @@ void Engine::Cancel(uint64_t request_id) {
                         Format("no live request has the id %llu: it has finished or never was",
                                static_cast<unsigned long long>(request_id)));
     }
-    Request* request = found->second.get();
-    if (request->is_cancelled) return;
-    cancels_.push_back(request);
-    request->is_cancelled = true;
+    if (found->second.is_cancelled) return;
+    cancels_.push_back(&found->second);
+    found->second.is_cancelled = true;
   }
   work_.notify_one();
 }
 
-void Engine::Shutdown() {
-  if (stepping_thread_.load() == std::this_thread::get_id()) {
-    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
-                      "psm_engine_shutdown was called by the engine's own executor inside a step, "
-                      "which it would wait for; call it from another thread");
+void Engine::LoadAdapter(uint64_t adapter_id, const psm_lora_module* modules, size_t num_modules) {
+  if (config_.executor.load_adapter == nullptr || config_.executor.unload_adapter == nullptr ||
+      config_.info.max_adapters == 0) {
+    throw StatusError(PSM_ERROR_UNSUPPORTED,
+                      "the executor takes no adapters; merge the adapter into the checkpoint and "
+                      "build that, or open the executor with max_adapters above 0");
   }
+  RefuseInsideStep("psm_engine_load_adapter");
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  int32_t slot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot = adapters_.FreeSlot(adapter_id);
+  }
+  const psm_status status =
+      config_.executor.load_adapter(config_.executor.self, slot, modules, num_modules);
+  if (status != PSM_OK) {
+    throw StatusError(status, Format("adapter %llu was not loaded: %s",
+                                     static_cast<unsigned long long>(adapter_id),
+                                     ExecutorText(config_.executor).c_str()));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  adapters_.Add(adapter_id, slot);
+}
+
+void Engine::UnloadAdapter(uint64_t adapter_id) {
+  RefuseInsideStep("psm_engine_unload_adapter");
+  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  int32_t slot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot = adapters_.UnusedSlot(adapter_id);
+    adapters_.Remove(adapter_id);
+  }
+  kv_.Forget({0, adapter_id, 0});
+  const psm_status status = config_.executor.unload_adapter(config_.executor.self, slot);
+  if (status != PSM_OK) {
+    throw StatusError(PSM_ERROR_EXECUTOR,
+                      Format("the executor could not let go of adapter %llu: %s",
+                             static_cast<unsigned long long>(adapter_id),
+                             ExecutorText(config_.executor).c_str()));
+  }
+}
+
+void Engine::RefuseInsideStep(const char* function) {
+  if (stepping_thread_.load() != std::this_thread::get_id()) return;
+  throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                    Format("%s was called by the engine's own executor inside a step, which it "
+                           "would wait for; call it from another thread",
+                           function));
+}
+
+void Engine::Shutdown() {
+  RefuseInsideStep("psm_engine_shutdown");
   std::lock_guard<std::mutex> stop_lock(stop_mutex_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -132,7 +245,7 @@ void Engine::Shutdown() {
   std::lock_guard<std::mutex> step_lock(step_mutex_);
   TakeInbox();
   FailAll(PSM_ERROR_SHUTDOWN, "the engine was shut down before the request was done");
-  Publish(false, 0);
+  Publish(false, 0, 0);
   events_.Close();
 }
 

@@ -1,5 +1,5 @@
-// The engine: the inbox, the thread, and the step loop expire - schedule - pack - execute - sample
-// - emit. engine.cc is what other threads call, engine_step.cc what the stepping thread does.
+// The engine: the inbox, the thread, and the step loop. engine.cc is what other threads call,
+// engine_step.cc the loop on the stepping thread, engine_advance.cc what becomes of a step's rows.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -14,18 +14,29 @@
 #include <unordered_map>
 #include <vector>
 
+#include "adapter_table.h"
 #include "batch_builder.h"
 #include "engine_config.h"
 #include "event_queue.h"
+#include "guide.h"
+#include "intrusive_heap.h"
 #include "iteration_ring.h"
 #include "kv_cache.h"
 #include "plansmith/plansmith.h"
 #include "request.h"
 #include "sampler.h"
 #include "scheduler.h"
+#include "speculator.h"
+#include "step_cost.h"
 #include "step_stats.h"
 
 namespace plansmith {
+
+// The sequences of one request, from its submission to its last event.
+struct LiveRequest {
+  std::vector<std::unique_ptr<Request>> sequences;
+  bool is_cancelled = false;
+};
 
 // Threads: public functions from any thread, but StepOnce from one at a time. `mutex_` is held for
 // moments only and guards what all threads see; `step_mutex_` guards the step state and is held
@@ -35,7 +46,7 @@ namespace plansmith {
 // memory fails submissions, and a step that fails all the same can still end every request.
 class Engine {
  public:
-  // Opens the executor; throws EXECUTOR or OUT_OF_MEMORY. Owns it from then on.
+  // Opens the executors; throws EXECUTOR or OUT_OF_MEMORY. Owns them from then on.
   explicit Engine(const EngineConfig& config);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -45,10 +56,13 @@ class Engine {
   const EngineConfig& config() const { return config_; }
   EventQueue& events() { return events_; }
 
-  // Takes a checked request; its id comes back. Throws QUEUE_FULL, SHUTDOWN.
-  uint64_t Submit(std::unique_ptr<Request> request);
+  // Takes the checked sequences of a request; its id comes back. Throws QUEUE_FULL, SHUTDOWN,
+  // NOT_FOUND (the adapter); the caller's guide is then still the caller's.
+  uint64_t Submit(std::vector<std::unique_ptr<Request>> sequences);
   // Throws NOT_FOUND.
   void Cancel(uint64_t request_id);
+  void LoadAdapter(uint64_t adapter_id, const psm_lora_module* modules, size_t num_modules);
+  void UnloadAdapter(uint64_t adapter_id);
   // One iteration; true when the executor ran. For manual_step. Throws INVALID_ARGUMENT when
   // another step is running.
   bool StepOnce();
@@ -58,29 +72,60 @@ class Engine {
 
   psm_engine_stats Stats();
   size_t TakeIterationStats(psm_iteration_stats* records, size_t max_records);
+  size_t TakeKvEvents(psm_kv_event* events, size_t max_events, int32_t* token_ids,
+                      size_t max_token_ids) {
+    return kv_.TakeEvents(events, max_events, token_ids, max_token_ids);
+  }
 
   // Throws INTERNAL when blocks, lists or counts do not agree. For tests.
   void CheckInvariants();
 
  private:
+  struct EarlierDeadline {
+    bool operator()(const Request* a, const Request* b) const {
+      return a->deadline_ns < b->deadline_ns;
+    }
+  };
+
+  // engine.cc
+  uint64_t Enqueue(std::vector<std::unique_ptr<Request>>* sequences);
   void StartThread();
+  void RefuseInsideStep(const char* function);
+
+  // engine_step.cc
   void Run();
   bool Step();
   bool StepWork();
   void TakeInbox();
+  void ReserveForLive();
   void ExpireOverdue(int64_t now_ns);
+  bool RunCopies(std::string* error);
+  bool DraftAndExecute(StepPlan* plan, const float** logits, std::string* error);
   bool Execute(const psm_batch& batch, const float** logits, std::string* error);
-  void AdvanceAll(const StepPlan& plan, const float* logits);
-  // Samples when the sequence is at its end; returns whether it used a row.
-  bool Advance(const ScheduledSeq& seq, const float* row);
-  void EmitToken(Request* request, const Sample& sample);
-  void Finish(Request* request, int32_t reason);
-  void Fail(Request* request, psm_status status, const char* message);
+  void LearnCosts();
   void FailStep(const StepPlan& plan, const std::string& message);
   void FailAll(psm_status status, const char* message);
-  void Retire(Request* request, psm_event* event);
   void PublishQueued();
-  void Publish(bool ran, int64_t begin_ns);
+  void BuryRetired();
+  void Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns);
+
+  // engine_advance.cc
+  void AdvanceAll(const StepPlan& plan, const float* logits);
+  // Each returns the rows it used.
+  int32_t AdvanceContext(const ScheduledSeq& seq, const float* rows);
+  int32_t AdvanceGeneration(Request* request, const float* rows);
+  void FinishBeamsIfDone(Request* request);
+  // Draws and emits one token; false when the request has ended by it.
+  bool DrawToken(Request* request, const float* row, int32_t row_idx);
+  void PublishBlocks(Request* request, bool with_tail);
+  void EmitContext(Request* request, const float* row);
+  void AttachLogits(const float* row, psm_event* event) const;
+  void EmitToken(Request* request, const Sample& sample, const float* row);
+  void EmitBeams(Request* request, int32_t reason);
+  void Finish(Request* request, int32_t reason);
+  void Fail(Request* request, psm_status status, const char* message);
+  void Retire(Request* request);
+  void PushEnd(Request* request, psm_event* event);
 
   const EngineConfig config_;
   EventQueue events_;
@@ -92,28 +137,44 @@ class Engine {
   std::condition_variable work_;
   bool stopping_ = false;
   uint64_t next_id_ = 1;
-  std::unordered_map<uint64_t, std::unique_ptr<Request>> requests_;  // all that have not ended
+  std::unordered_map<uint64_t, LiveRequest> requests_;  // by public id; all that have not ended
+  size_t num_live_ = 0;                                 // sequences of them
+  size_t num_extra_events_ = 0;                         // that they may cause beyond the usual
+  size_t num_guided_ = 0;                               // of num_live_
   std::vector<Request*> inbox_;
-  std::vector<Request*> cancels_;  // each once, in requests_
-  int32_t num_waiting_ = 0;        // in the inbox or queued: what max_queue_size limits
+  std::vector<LiveRequest*> cancels_;  // each once, in requests_
+  int32_t num_waiting_ = 0;  // sequences in the inbox or queued: what max_queue_size limits
   uint64_t num_submitted_ = 0;
   psm_engine_stats published_{};  // as of the last step
   IterationRing iterations_;
+  AdapterTable adapters_;
 
   std::mutex step_mutex_;
   KvCache kv_;
   Scheduler scheduler_;
   Sampler sampler_;
+  GuideThread guides_;
+  std::unique_ptr<Speculator> speculator_;  // NULL = off
   BatchBuilder batch_;
   StepStats stats_;
+  StepCost step_cost_;
+  double copy_ns_per_block_;  // to or from the host
+  IntrusiveHeap<Request, &Request::deadline_slot, EarlierDeadline> deadlines_;
   std::vector<Request*> taken_;
-  std::vector<Request*> taken_cancels_;
+  std::vector<LiveRequest*> taken_cancels_;
   std::vector<Request*> retired_;
+  std::vector<LiveRequest> dead_;
+  int32_t num_ended_requests_ = 0;  // in this step
   std::vector<psm_event> new_events_;
-  int64_t next_deadline_ns_;  // no request is overdue before
   // A step that broke down: every request still has to be failed with this.
   psm_status breakdown_ = PSM_OK;
   char breakdown_text_[PSM_MAX_ERROR_TEXT] = "";
 };
+
+// Events that a sequence may cause beyond a token and its drafts a step, and its end.
+size_t ExtraEvents(const Request& request);
+
+// Copies what fits, cut between UTF-8 characters.
+void CopyMessage(const char* message, char* to);
 
 }  // namespace plansmith

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "abi.h"
 #include "kv_cache.h"
@@ -114,6 +115,31 @@ void CheckFlag(const char* name, int32_t value) {
   }
 }
 
+void CheckRange(const char* name, int32_t value, int32_t least, int32_t most) {
+  if (value < least || value > most) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("%s is %d, wanted %d to %d", name, value, least, most));
+  }
+}
+
+void CheckDraftOptions(psm_engine_options* o) {
+  CheckRange("draft_mode", o->draft_mode, PSM_DRAFT_OFF, PSM_DRAFT_NGRAM);
+  if (o->max_draft_len == 0) o->max_draft_len = 8;
+  CheckRange("max_draft_len", o->max_draft_len, 1, 64);
+  if (o->ngram_max == 0) o->ngram_max = 4;
+  if (o->ngram_min == 0) o->ngram_min = std::min(2, o->ngram_max);
+  CheckRange("ngram_max", o->ngram_max, 1, 16);
+  CheckRange("ngram_min", o->ngram_min, 1, o->ngram_max);
+  if ((o->draft_mode == PSM_DRAFT_MODEL) != (o->draft_executor != nullptr)) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      o->draft_mode == PSM_DRAFT_MODEL
+                          ? "draft_mode is PSM_DRAFT_MODEL but draft_executor is NULL; give the "
+                            "executor of the draft engine"
+                          : "draft_executor is set but draft_mode is not PSM_DRAFT_MODEL; set both "
+                            "or neither");
+  }
+}
+
 void CheckOptions(psm_engine_options* o) {
   if (o->scheduler_policy != PSM_GUARANTEED_NO_EVICT &&
       o->scheduler_policy != PSM_MAX_UTILIZATION) {
@@ -130,6 +156,21 @@ void CheckOptions(psm_engine_options* o) {
         Format("max_queue_size is %d, wanted at least 1 (or 0 for 1024)", o->max_queue_size));
   }
   if (o->max_queue_size == 0) o->max_queue_size = 1024;
+  CheckFlag("enable_block_reuse", o->enable_block_reuse);
+  CheckFlag("enable_partial_reuse", o->enable_partial_reuse);
+  CheckFlag("adaptive_draft_len", o->adaptive_draft_len);
+  CheckRange("host_offload_min_priority", o->host_offload_min_priority, PSM_MIN_RETENTION,
+             PSM_MAX_RETENTION);
+  CheckRange("max_kv_events", o->max_kv_events, 0, std::numeric_limits<int32_t>::max());
+  CheckRange("chunking_policy", o->chunking_policy, PSM_CHUNK_FIRST_COME_FIRST_SERVED,
+             PSM_CHUNK_EQUAL_PROGRESS);
+  CheckRange("pause_policy", o->pause_policy, PSM_PAUSE_AUTO, PSM_PAUSE_SWAP);
+  if (!(o->max_tenant_share > 0.0f && o->max_tenant_share <= 1.0f)) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("max_tenant_share is %g, wanted more than 0 and at most 1 (1 = off)",
+                             static_cast<double>(o->max_tenant_share)));
+  }
+  CheckDraftOptions(o);
   if (o->iter_stats_max_iterations < 0) {
     throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
                       Format("iter_stats_max_iterations is %d, wanted 0 (keep none) or more",
@@ -142,6 +183,64 @@ void CheckOptions(psm_engine_options* o) {
 std::string ExecutorText(const psm_executor& executor) {
   const char* text = executor.last_error != nullptr ? executor.last_error(executor.self) : nullptr;
   return text != nullptr && *text != '\0' ? text : "it gave no reason";
+}
+
+// The draft's limits against the engine's, field by field.
+void CheckDraft(const EngineConfig& config) {
+  const psm_model_info& target = config.info;
+  const psm_model_info& draft = config.draft_info;
+  const auto same = [](const char* name, int32_t of_draft, int32_t of_target) {
+    if (of_draft == of_target) return;
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("the draft's %s is %d, the target's is %d; both must be the same: "
+                             "build the draft from a checkpoint with the target's vocabulary and "
+                             "with the same --tokens-per-block",
+                             name, of_draft, of_target));
+  };
+  const auto at_least = [](const char* name, const char* flag, int32_t has, int32_t needs) {
+    if (has >= needs) return;
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("the draft's %s is %d, the engine needs %d; rebuild the draft with %s "
+                             "%d or narrow the engine's",
+                             name, has, needs, flag, needs));
+  };
+  same("vocab_size", draft.vocab_size, target.vocab_size);
+  same("tokens_per_block", draft.tokens_per_block, target.tokens_per_block);
+  at_least("max_seq_len", "--max-seq-len", draft.max_seq_len, target.max_seq_len);
+  at_least("max_batch_size", "--max-batch-size", draft.max_batch_size, target.max_batch_size);
+  at_least("max_num_tokens", "--max-num-tokens", draft.max_num_tokens, target.max_batch_size);
+}
+
+// A sequence with all its draft tokens has to fit a step.
+void CheckDraftLength(const EngineConfig& config) {
+  const int32_t rows = 1 + config.options.max_draft_len;
+  const auto fits = [&](const char* name, int32_t limit) {
+    if (limit >= rows) return;
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("max_draft_len is %d, which takes %d tokens and rows of logits in a "
+                             "step, but %s is %d; lower max_draft_len to %d or rebuild the engine "
+                             "with --max-draft-len %d",
+                             config.options.max_draft_len, rows, name, limit, limit - 1,
+                             config.options.max_draft_len));
+  };
+  fits("max_num_tokens", config.info.max_num_tokens);
+  fits("max_logits_rows", config.info.max_logits_rows);
+}
+
+int32_t HostBlocks(const EngineConfig& config) {
+  if (config.options.host_cache_bytes == 0) {
+    if (config.options.pause_policy != PSM_PAUSE_SWAP) return 0;
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      "pause_policy is PSM_PAUSE_SWAP but host_cache_bytes is 0; give the bytes "
+                      "to swap to");
+  }
+  const bool draft_can = config.options.draft_mode != PSM_DRAFT_MODEL || config.draft.open_host;
+  if (!config.can_copy || config.executor.open_host == nullptr || !draft_can) {
+    throw StatusError(PSM_ERROR_UNSUPPORTED,
+                      "host_cache_bytes is set but the executor has no host blocks (copy_blocks "
+                      "and open_host); leave it 0");
+  }
+  return KvCache::BlocksInBytes(config.options.host_cache_bytes, config.kv_bytes_per_block);
 }
 
 EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_options* options) {
@@ -160,16 +259,34 @@ EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_opt
   info.max_batch_size = NarrowLimit("max_batch_size", o.max_batch_size, info.max_batch_size);
   // Every running request must be able to generate in the same step.
   info.max_batch_size = std::min(info.max_batch_size, info.max_num_tokens);
+  info.max_logits_rows = std::min(info.max_logits_rows, info.max_num_tokens);
+  if (info.max_logits_rows < info.max_batch_size) {
+    throw StatusError(PSM_ERROR_EXECUTOR,
+                      Format("the executor describes max_logits_rows = %d, its max_batch_size %d "
+                             "needs as many; fix its describe function",
+                             info.max_logits_rows, info.max_batch_size));
+  }
+  config.can_copy = config.executor.copy_blocks != nullptr;
+  config.kv_bytes_per_block = info.kv_bytes_per_block;
+  if (o.draft_mode == PSM_DRAFT_MODEL) {
+    config.draft = ReadExecutor(o.draft_executor);
+    config.draft_info = Describe(config.draft);
+    CheckDraft(config);
+    config.can_copy = config.can_copy && config.draft.copy_blocks != nullptr;
+    config.kv_bytes_per_block += config.draft_info.kv_bytes_per_block;
+  }
+  if (o.draft_mode != PSM_DRAFT_OFF) CheckDraftLength(config);
   if (o.kv_cache_bytes == 0) {
     const uint64_t blocks_per_seq = (static_cast<uint64_t>(info.max_seq_len) +
                                      static_cast<uint64_t>(info.tokens_per_block) - 1) /
                                     static_cast<uint64_t>(info.tokens_per_block);
     const uint64_t blocks = blocks_per_seq * static_cast<uint64_t>(info.max_batch_size);
-    o.kv_cache_bytes = blocks > kDefaultMaxKvBytes / info.kv_bytes_per_block
-                           ? std::max(kDefaultMaxKvBytes, info.kv_bytes_per_block)
-                           : blocks * info.kv_bytes_per_block;
+    o.kv_cache_bytes = blocks > kDefaultMaxKvBytes / config.kv_bytes_per_block
+                           ? std::max(kDefaultMaxKvBytes, config.kv_bytes_per_block)
+                           : blocks * config.kv_bytes_per_block;
   }
-  config.num_blocks = KvCache::BlocksInBytes(o.kv_cache_bytes, info.kv_bytes_per_block);
+  config.num_blocks = KvCache::BlocksInBytes(o.kv_cache_bytes, config.kv_bytes_per_block);
+  config.num_host_blocks = HostBlocks(config);
   return config;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "clock.h"
 #include "plansmith/plansmith.h"
 
 namespace plansmith {
@@ -14,7 +15,17 @@ struct EngineConfig {
   psm_executor executor;
   psm_model_info info;         // limits as narrowed by the options
   psm_engine_options options;  // defaults filled in
+  psm_executor draft;          // PSM_DRAFT_MODEL
+  psm_model_info draft_info;
+  uint64_t kv_bytes_per_block = 0;  // of target and draft together
   int32_t num_blocks = 0;
+  int32_t num_host_blocks = 0;
+  bool can_copy = false;  // all executors have copy_blocks
+
+  // The engine's clock: the executor's own, if it has one.
+  int64_t NowNs() const {
+    return executor.now_ns != nullptr ? executor.now_ns(executor.self) : plansmith::NowNs();
+  }
 };
 
 // Reads both structs, asks the executor for its description and settles every limit. options may be

@@ -16,19 +16,6 @@
 namespace plansmith {
 namespace {
 
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-
-// Copies what fits, cut between UTF-8 characters.
-void CopyMessage(const char* message, char* to) {
-  const size_t size = std::strlen(message);
-  size_t n = std::min<size_t>(size, PSM_MAX_ERROR_TEXT - 1);
-  if (n < size) {
-    while (n > 0 && (static_cast<unsigned char>(message[n]) & 0xC0) == 0x80) --n;
-  }
-  std::memcpy(to, message, n);
-  to[n] = '\0';
-}
-
 // Says which thread is inside a step, for as long as it is.
 class SteppingHere {
  public:
@@ -43,24 +30,17 @@ class SteppingHere {
   std::atomic<std::thread::id>* thread_;
 };
 
-psm_event TokenEvent(const Request& request, const Sample& sample) {
-  psm_event event{};
-  event.request_id = request.id;
-  event.client_id = request.client_id;
-  event.kind = PSM_EVENT_TOKEN;
-  event.token_id = sample.token;
-  event.output_idx = request.num_output();
-  if (request.params.num_logprobs > 0) {
-    event.logprob = sample.logprob;
-    event.cum_logprob = static_cast<float>(request.cum_logprob);
-    event.num_top_logprobs = sample.num_top;
-    std::copy_n(sample.top_ids, sample.num_top, event.top_ids);
-    std::copy_n(sample.top_logprobs, sample.num_top, event.top_logprobs);
-  }
-  return event;
-}
-
 }  // namespace
+
+void CopyMessage(const char* message, char* to) {
+  const size_t size = std::strlen(message);
+  size_t n = std::min<size_t>(size, PSM_MAX_ERROR_TEXT - 1);
+  if (n < size) {
+    while (n > 0 && (static_cast<unsigned char>(message[n]) & 0xC0) == 0x80) --n;
+  }
+  std::memcpy(to, message, n);
+  to[n] = '\0';
+}
 
 void Engine::Run() {
   for (;;) {
@@ -106,31 +86,49 @@ bool Engine::Step() {
     }
   }
   FailAll(breakdown_, breakdown_text_);
-  Publish(false, 0);
+  Publish(false, 0, 0);
   breakdown_ = PSM_OK;
   return false;
 }
 
 bool Engine::StepWork() {
-  const int64_t begin_ns = NowNs();
+  const int64_t begin_ns = config_.NowNs();
+  const int64_t machine_begin_ns = NowNs();
   TakeInbox();
   ExpireOverdue(begin_ns);
-  const StepPlan& plan = scheduler_.Next();
+  if (speculator_ != nullptr) speculator_->PlanLengths(scheduler_.running());
+  StepPlan& plan = scheduler_.Next();
   if (plan.empty()) {
-    Publish(false, begin_ns);
+    Publish(false, begin_ns, machine_begin_ns);
     return false;
   }
   stats_.BeginStep(plan, kv_, begin_ns);
+  stats_.AddPlanTime(NowNs() - machine_begin_ns);
   PublishQueued();
   const float* logits = nullptr;
   std::string error;
-  if (Execute(batch_.Build(plan), &logits, &error)) {
+  if (RunCopies(&error) && DraftAndExecute(&plan, &logits, &error)) {
     AdvanceAll(plan, logits);
   } else {
     FailStep(plan, error);
   }
-  Publish(true, begin_ns);
+  Publish(true, begin_ns, machine_begin_ns);
   return true;
+}
+
+bool Engine::DraftAndExecute(StepPlan* plan, const float** logits, std::string* error) {
+  if (speculator_ != nullptr) stats_.AddDrafts(speculator_->Draft(plan));
+  const int64_t begin_ns = NowNs();
+  const psm_batch& batch = batch_.Build(*plan);
+  stats_.AddPlanTime(NowNs() - begin_ns);
+  for (const auto* seqs : {&plan->context, &plan->generation}) {
+    for (const ScheduledSeq& seq : *seqs) {
+      Request* request = seq.request;
+      if (request->guide == nullptr) continue;
+      if (request->num_computed + seq.num_tokens == request->num_tokens()) guides_.Prepare(request);
+    }
+  }
+  return Execute(batch, logits, error);
 }
 
 // Takes over what has been submitted and cancelled. All or nothing: when there is no memory for the
@@ -138,43 +136,76 @@ bool Engine::StepWork() {
 void Engine::TakeInbox() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const size_t num_live = requests_.size();
-    scheduler_.Reserve(num_live);
-    ReserveAtLeast(&retired_, num_live);
-    // A token for each running request and the end of every request.
-    ReserveAtLeast(&new_events_,
-                   new_events_.size() + num_live +
-                       std::min(num_live, static_cast<size_t>(config_.info.max_batch_size)));
+    if (inbox_.empty() && cancels_.empty()) return;
+    ReserveForLive();
     taken_.swap(inbox_);
     taken_cancels_.swap(cancels_);
   }
   for (Request* request : taken_) {
-    if (request->deadline_ns != 0)
-      next_deadline_ns_ = std::min(next_deadline_ns_, request->deadline_ns);
+    if (request->deadline_ns != 0) deadlines_.Push(request);
     scheduler_.Add(request);
   }
   taken_.clear();
-  for (Request* request : taken_cancels_) {
-    if (request->state != RequestState::kRetired) Finish(request, PSM_FINISH_CANCELLED);
+  for (LiveRequest* live : taken_cancels_) {
+    for (const auto& request : live->sequences) {
+      if (request->state != RequestState::kRetired) Finish(request.get(), PSM_FINISH_CANCELLED);
+    }
   }
   taken_cancels_.clear();
 }
 
+// With mutex_ held.
+void Engine::ReserveForLive() {
+  const size_t max_batch_size = static_cast<size_t>(config_.info.max_batch_size);
+  const size_t tokens_each =
+      speculator_ == nullptr ? 1 : 1 + static_cast<size_t>(config_.options.max_draft_len);
+  scheduler_.Reserve(num_live_);
+  deadlines_.Reserve(num_live_);
+  guides_.Reserve(num_guided_);
+  ReserveAtLeast(&retired_, num_live_);
+  ReserveAtLeast(&dead_, requests_.size());
+  // Tokens for each running request, the end of every request, and what some ask for besides.
+  ReserveAtLeast(&new_events_, new_events_.size() + num_live_ + num_extra_events_ +
+                                   tokens_each * std::min(num_live_, max_batch_size));
+}
+
 void Engine::ExpireOverdue(int64_t now_ns) {
-  if (now_ns < next_deadline_ns_) return;
-  next_deadline_ns_ = kNever;
-  scheduler_.ForEach([&](Request* request) {
-    if (request->deadline_ns == 0) return;
-    if (request->deadline_ns <= now_ns) {
-      Finish(request, PSM_FINISH_TIMED_OUT);
-    } else {
-      next_deadline_ns_ = std::min(next_deadline_ns_, request->deadline_ns);
+  while (!deadlines_.empty() && deadlines_.top()->deadline_ns <= now_ns) {
+    Finish(deadlines_.top(), PSM_FINISH_TIMED_OUT);
+  }
+}
+
+// The copies that sharing, swapping and forking caused, in the pools of target and draft.
+bool Engine::RunCopies(std::string* error) {
+  const std::vector<psm_block_copy>& copies = kv_.copies();
+  if (copies.empty()) return true;
+  const int64_t begin_ns = config_.NowNs(), machine_begin_ns = NowNs();
+  const psm_executor* executors[] = {
+      &config_.executor, config_.options.draft_mode == PSM_DRAFT_MODEL ? &config_.draft : nullptr};
+  for (const psm_executor* executor : executors) {
+    if (executor == nullptr) continue;
+    const psm_status status = executor->copy_blocks(executor->self, copies.data(), copies.size());
+    if (status != PSM_OK) {
+      *error = Format("the executor could not copy %zu KV blocks: %s: %s", copies.size(),
+                      psm_status_name(status), ExecutorText(*executor).c_str());
+      break;
     }
-  });
+  }
+  const auto of_host = [](const psm_block_copy& c) { return c.kind != PSM_COPY_DEVICE; };
+  const auto num_host = std::count_if(copies.begin(), copies.end(), of_host);
+  if (num_host > 0 && error->empty()) {
+    // A running mean over the last some steps that copied.
+    const double each =
+        static_cast<double>(config_.NowNs() - begin_ns) / static_cast<double>(copies.size());
+    copy_ns_per_block_ += 0.2 * (each - copy_ns_per_block_);
+  }
+  stats_.AddCopyTime(NowNs() - machine_begin_ns);
+  kv_.ClearCopies();
+  return error->empty();
 }
 
 bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* error) {
-  const int64_t begin_ns = NowNs();
+  const int64_t begin_ns = config_.NowNs(), machine_begin_ns = NowNs();
   psm_status status = PSM_ERROR_EXECUTOR;
   bool threw = false;
   try {
@@ -182,7 +213,8 @@ bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* 
   } catch (...) {  // an executor written in C++ that forgot to translate: the engine must live on
     threw = true;
   }
-  stats_.AddExecutorTime(NowNs() - begin_ns);
+  const int64_t took_ns = config_.NowNs() - begin_ns;
+  stats_.AddExecutorTime(took_ns, NowNs() - machine_begin_ns);
   if (threw) {
     *error = "the executor threw an exception; it must return a status instead";
   } else if (status != PSM_OK) {
@@ -192,64 +224,26 @@ bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* 
   } else if (batch.num_logits_rows > 0 && *logits == nullptr) {
     *error = Format("the executor gave NULL for %d rows of logits", batch.num_logits_rows);
   }
+  if (error->empty()) {
+    step_cost_.Observe(batch.num_tokens, took_ns);
+    if (speculator_ != nullptr) speculator_->ObserveStep(batch.num_tokens, took_ns);
+    LearnCosts();
+  }
   return error->empty();
 }
 
-void Engine::AdvanceAll(const StepPlan& plan, const float* logits) {
-  const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
-  // First all positions, for the sum; a finished request gives its blocks back at once.
-  for (const auto* seqs : {&plan.context, &plan.generation}) {
-    for (const ScheduledSeq& seq : *seqs) seq.request->num_computed += seq.num_tokens;
+// What the cache weighs: a block fetched from the host against one computed again.
+void Engine::LearnCosts() {
+  if (config_.num_host_blocks == 0) return;
+  switch (config_.options.pause_policy) {
+    case PSM_PAUSE_SWAP:
+      return kv_.SetCosts(0.0, 1.0);
+    default:
+      // Nothing learnt yet: computing is the slower one almost everywhere.
+      kv_.SetCosts(
+          step_cost_.known() ? copy_ns_per_block_ : 0.0,
+          step_cost_.known() ? step_cost_.PerTokenNs() * config_.info.tokens_per_block : 1.0);
   }
-  stats_.AddHeldPositions(scheduler_);
-  for (const auto* seqs : {&plan.context, &plan.generation}) {
-    for (const ScheduledSeq& seq : *seqs) {
-      if (Advance(seq, logits)) logits += vocab_size;
-    }
-  }
-}
-
-bool Engine::Advance(const ScheduledSeq& seq, const float* row) {
-  Request* request = seq.request;
-  request->stats.last_iter = stats_.iter();
-  if (request->num_computed < request->num_tokens()) return false;
-  Sample sample;
-  try {
-    sampler_.Draw(row, *request, nullptr, &sample);
-  } catch (const StatusError& e) {
-    Fail(request, e.code(), e.what());
-    return true;
-  }
-  EmitToken(request, sample);
-  const int32_t reason = FinishReason(*request);
-  if (reason != PSM_FINISH_NOT_FINISHED) Finish(request, reason);
-  return true;
-}
-
-void Engine::EmitToken(Request* request, const Sample& sample) {
-  const int64_t now_ns = NowNs();
-  if (request->stats.first_token_time_ns == 0) request->stats.first_token_time_ns = now_ns;
-  request->stats.last_token_time_ns = now_ns;
-  request->cum_logprob += static_cast<double>(sample.logprob);
-  new_events_.push_back(TokenEvent(*request, sample));
-  request->tokens.push_back(sample.token);
-  if (request->params.has_penalties()) request->counts.AddOutput(sample.token);
-  stats_.AddToken();
-}
-
-void Engine::Finish(Request* request, int32_t reason) {
-  psm_event event{};
-  event.kind = PSM_EVENT_FINISHED;
-  event.finish_reason = reason;
-  Retire(request, &event);
-}
-
-void Engine::Fail(Request* request, psm_status status, const char* message) {
-  psm_event event{};
-  event.kind = PSM_EVENT_FAILED;
-  event.status = status;
-  CopyMessage(message, event.message);
-  Retire(request, &event);
 }
 
 void Engine::FailStep(const StepPlan& plan, const std::string& message) {
@@ -262,43 +256,50 @@ void Engine::FailAll(psm_status status, const char* message) {
   scheduler_.ForEach([&](Request* request) { Fail(request, status, message); });
 }
 
-// The last event of a request. The request itself lives until Publish: the plan of the step still
-// points to it.
-void Engine::Retire(Request* request, psm_event* event) {
-  scheduler_.Remove(request);
-  request->state = RequestState::kRetired;
-  request->stats.num_prompt_tokens = request->num_prompt;
-  request->stats.num_generated_tokens = request->num_output();
-  event->request_id = request->id;
-  event->client_id = request->client_id;
-  event->stats = request->stats;
-  new_events_.push_back(*event);
-  retired_.push_back(request);
-}
-
 void Engine::PublishQueued() {
   std::lock_guard<std::mutex> lock(mutex_);
   num_waiting_ = static_cast<int32_t>(inbox_.size()) + scheduler_.num_queued();
 }
 
+// Forget the requests that have ended; with mutex_ held. What they own goes away later, outside the
+// lock: a guide's close may be anything.
+void Engine::BuryRetired() {
+  const auto has_ended = [](const LiveRequest* live) {
+    return live->sequences.front()->group->num_live == 0;
+  };
+  for (const Request* request : retired_) {
+    --num_live_;
+    num_extra_events_ -= ExtraEvents(*request);
+    num_guided_ -= request->guide != nullptr;
+    --request->group->num_live;
+  }
+  cancels_.erase(std::remove_if(cancels_.begin(), cancels_.end(), has_ended), cancels_.end());
+  for (const Request* request : retired_) {
+    const auto found = requests_.find(request->group->id);
+    if (found == requests_.end() || !has_ended(&found->second)) continue;
+    if (request->adapter_id != 0) adapters_.Use(request->adapter_id, -1);
+    dead_.push_back(std::move(found->second));
+    requests_.erase(found);
+  }
+}
+
 // Makes the step visible: counts and live ids first, then its events, so that whoever has seen an
 // event also sees the state behind it.
-void Engine::Publish(bool ran, int64_t begin_ns) {
-  stats_.EndStep(scheduler_, kv_, retired_.size(), ran ? NowNs() - begin_ns : 0);
+void Engine::Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns) {
+  stats_.EndStep(scheduler_, kv_, static_cast<size_t>(num_ended_requests_),
+                 ran ? config_.NowNs() - begin_ns : 0, ran ? NowNs() - machine_begin_ns : 0);
+  num_ended_requests_ = 0;
   psm_iteration_stats record = stats_.TakeRecord();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!retired_.empty()) {
-      const auto is_retired = [](const Request* r) { return r->state == RequestState::kRetired; };
-      cancels_.erase(std::remove_if(cancels_.begin(), cancels_.end(), is_retired), cancels_.end());
-      for (const Request* request : retired_) requests_.erase(request->id);
-      retired_.clear();
-    }
+    BuryRetired();
     record.num_queued_requests = num_waiting_ =
         static_cast<int32_t>(inbox_.size()) + scheduler_.num_queued();
     published_ = stats_.totals();
     if (ran) iterations_.Push(record);
   }
+  retired_.clear();
+  dead_.clear();
   events_.Push(new_events_);
   new_events_.clear();
 }

@@ -55,16 +55,19 @@ enum class RequestState { kQueued, kRunning, kPaused, kRetired };
 
 // What the sequences of one request (num_return_sequences) share.
 struct RequestGroup {
-  uint64_t id = 0;  // the request's public id: its first sequence's
-  int32_t num_live = 0;
+  uint64_t id = 0;       // the request's public id: its first sequence's
+  int32_t num_live = 0;  // guarded by the engine's mutex
+  int32_t num_open = 0;  // that have not got their end; of the stepping thread
 };
 
 // How well drafting works for one request. Owned by the speculator.
 struct DraftState {
-  float acceptance = 0.0f;        // running share of draft tokens that were accepted
-  int32_t want = 0;               // draft tokens it should get in the coming step
-  int32_t idle_steps = 0;         // since it was last drafted for
-  int32_t num_ngram_indexed = 0;  // tokens whose n-grams have been noted
+  float acceptance = -1.0f;  // running share of draft tokens that were accepted; -1 = none tried
+  float num_trials = 0.0f;   // draft tokens behind it
+  int32_t want = 0;          // draft tokens it should get in the coming step
+  int32_t idle_steps = 0;    // since it was last drafted for
+  int32_t probe_after = 0;   // idle steps before the next try
+  int32_t base = -1;         // num_tokens() when the draft model drafted; -1 = it has not
 };
 
 // One sequence of a request (all its beams, with beam search): num_return_sequences of them go

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "abi.h"
-#include "clock.h"
 #include "status.h"
 
 namespace plansmith {
@@ -22,20 +21,68 @@ class RequestChecker {
   RequestChecker(const psm_request& request, const EngineConfig& config)
       : r_(request), info_(config.info), config_(config) {}
 
-  std::unique_ptr<Request> Make() const {
+  std::vector<std::unique_ptr<Request>> Make() const {
     CheckLengths();
     CheckSampling();
-    auto request = std::make_unique<Request>();
-    CopyPrompt(request.get());
-    CopySampling(&request->params);
-    request->client_id = r_.client_id;
-    request->priority = r_.priority;
-    SetTimes(request.get());
-    if (request->params.has_penalties()) CountPrompt(request.get());
-    return request;
+    CheckSequences();
+    CheckRetention();
+    CheckOutputs();
+    CheckGuide();
+    std::vector<std::unique_ptr<Request>> sequences;
+    const int64_t now_ns = config_.NowNs();
+    for (int32_t i = 0; i < r_.num_return_sequences; ++i) {
+      sequences.push_back(MakeSequence(i, now_ns));
+    }
+    AddGuides(&sequences);  // last: the guide changes hands when nothing else can fail
+    return sequences;
   }
 
  private:
+  std::unique_ptr<Request> MakeSequence(int32_t sequence_idx, int64_t now_ns) const {
+    auto request = std::make_unique<Request>();
+    request->sequence_idx = sequence_idx;
+    CopyPrompt(request.get());
+    CopySampling(&request->params);
+    request->params.seed += static_cast<uint64_t>(sequence_idx);
+    request->client_id = r_.client_id;
+    request->tenant_id = r_.tenant_id;
+    request->adapter_id = r_.adapter_id;
+    request->prefix_key.salt = r_.cache_salt;
+    request->prefix_key.adapter_id = r_.adapter_id;
+    request->priority = r_.priority;
+    request->num_prompt_logprobs = r_.num_prompt_logprobs;
+    request->return_context_logits = r_.return_context_logits != 0;
+    request->return_generation_logits = r_.return_generation_logits != 0;
+    CopyRetention(&request->retention);
+    SetTimes(request.get(), now_ns);
+    if (request->params.has_penalties()) CountPrompt(request.get());
+    if (r_.beam_width > 1) {
+      const BeamParams beams = {r_.beam_width, r_.length_penalty, r_.early_stopping,
+                                r_.beam_search_diversity_rate};
+      request->beams = std::make_unique<BeamSearch>(beams, info_.vocab_size, r_.max_tokens,
+                                                    BlocksOf(request->max_len()));
+    }
+    request->max_draft_len = DraftLength();
+    request->draft.reserve(static_cast<size_t>(request->max_draft_len));
+    return request;
+  }
+
+  int32_t DraftLength() const {
+    const bool off = config_.options.draft_mode == PSM_DRAFT_OFF || r_.beam_width > 1;
+    const int32_t most = off ? 0 : config_.options.max_draft_len;
+    return r_.max_draft_len < 0 ? most : std::min(most, r_.max_draft_len);
+  }
+
+  int32_t BlocksOf(int64_t length) const {
+    return static_cast<int32_t>((length + info_.tokens_per_block - 1) / info_.tokens_per_block);
+  }
+
+  // Whole prompt blocks are shared by all beams, the rest each has for itself.
+  int64_t BlocksAtMost(int64_t length) const {
+    const int64_t shared = r_.num_prompt_ids / info_.tokens_per_block;
+    return shared + std::max(1, r_.beam_width) * (BlocksOf(length) - shared);
+  }
+
   void CheckLengths() const {
     if (r_.num_prompt_ids < 1) {
       Invalid(
@@ -67,7 +114,7 @@ class RequestChecker {
           "enable_chunked_context on or raise max_num_tokens",
           r_.num_prompt_ids, info_.max_num_tokens));
     }
-    const int64_t blocks = (length + info_.tokens_per_block - 1) / info_.tokens_per_block;
+    const int64_t blocks = BlocksAtMost(length);
     if (blocks > config_.num_blocks) {
       throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
                         Format("prompt and max_tokens need %lld KV blocks, the whole cache has %d; "
@@ -75,7 +122,7 @@ class RequestChecker {
                                "kv_cache_bytes >= %llu",
                                static_cast<long long>(blocks), config_.num_blocks,
                                static_cast<unsigned long long>(static_cast<uint64_t>(blocks) *
-                                                               info_.kv_bytes_per_block)));
+                                                               config_.kv_bytes_per_block)));
     }
   }
 
@@ -97,6 +144,147 @@ class RequestChecker {
     if (r_.allotted_time_ms < 0) {
       Invalid(
           Format("allotted_time_ms is %d, wanted 0 (no deadline) or more", r_.allotted_time_ms));
+    }
+  }
+
+  void CheckSequences() const {
+    const int32_t most = info_.max_batch_size;
+    if (r_.num_return_sequences < 1 || r_.num_return_sequences > 1024) {
+      Invalid(Format("num_return_sequences is %d, wanted 1 to 1024", r_.num_return_sequences));
+    }
+    if (r_.beam_width < 1 || r_.beam_width > most) {
+      Invalid(
+          Format("beam_width is %d, wanted 1 (off) to max_batch_size (%d)", r_.beam_width, most));
+    }
+    if (r_.beam_width > 1) CheckBeams();
+  }
+
+  void CheckBeams() const {
+    const struct {
+      bool wrong;
+      const char* what;
+    } rules[] = {
+        {r_.num_return_sequences > 1, "num_return_sequences; ask for a wider beam_width instead"},
+        {r_.guide != nullptr, "a guide; use num_return_sequences with it"},
+        {r_.max_draft_len > 0, "max_draft_len: beams are not drafted for; leave it -1 or 0"},
+        {r_.return_generation_logits != 0 || r_.return_context_logits != 0,
+         "logits outputs; leave them 0"},
+        {r_.num_prompt_logprobs >= 0, "num_prompt_logprobs; leave it -1"},
+        {r_.top_p != 1.0f || r_.min_p != 0.0f || r_.top_k > 1,
+         "top_k, top_p or min_p: beams do not sample; leave them at their defaults"},
+        {!config_.can_copy, "this executor, which cannot copy blocks (copy_blocks)"},
+    };
+    for (const auto& rule : rules) {
+      if (rule.wrong) {
+        Invalid(Format("beam_width %d does not go with %s", r_.beam_width, rule.what));
+      }
+    }
+    Range("length_penalty", r_.length_penalty, true, "a finite number");
+    Range("beam_search_diversity_rate", r_.beam_search_diversity_rate,
+          r_.beam_search_diversity_rate >= 0.0f, "0 (off) or more");
+    if (r_.early_stopping < PSM_EARLY_STOPPING_NO || r_.early_stopping > PSM_EARLY_STOPPING_NEVER) {
+      Invalid(
+          Format("early_stopping is %d, wanted 0 (no), 1 (yes) or 2 (never)", r_.early_stopping));
+    }
+  }
+
+  void CheckRetention() const {
+    const auto check = [](const char* name, int32_t priority, int32_t duration_ms) {
+      if (priority < PSM_MIN_RETENTION || priority > PSM_MAX_RETENTION) {
+        Invalid(Format("%s has the priority %d, wanted %d to %d", name, priority, PSM_MIN_RETENTION,
+                       PSM_MAX_RETENTION));
+      }
+      if (duration_ms < -1) {
+        Invalid(Format("%s has the duration %d ms, wanted 0 or more, or -1 (for ever)", name,
+                       duration_ms));
+      }
+    };
+    check("decode_retention", r_.decode_retention_priority, r_.decode_retention_duration_ms);
+    const int32_t n = r_.num_retention_ranges;
+    if (n < 0 || (n > 0 && r_.retention_ranges == nullptr)) {
+      Invalid(Format("retention_ranges is %s with a count of %d; pass the ranges",
+                     r_.retention_ranges == nullptr ? "NULL" : "set", n));
+    }
+    int32_t before = 0;
+    for (int32_t i = 0; i < n; ++i) {
+      const psm_retention_range& range = r_.retention_ranges[i];
+      const std::string name = Format("retention_ranges[%d]", i);
+      check(name.c_str(), range.priority, range.duration_ms);
+      const int32_t end = range.end == -1 ? r_.num_prompt_ids : range.end;
+      if (range.start < before || end <= range.start) {
+        Invalid(
+            Format("%s is [%d, %d), wanted ranges in ascending order that do not overlap and "
+                   "are not empty (end -1 = the prompt's end)",
+                   name.c_str(), range.start, range.end));
+      }
+      before = end;
+    }
+  }
+
+  void CheckOutputs() const {
+    Flag("return_context_logits", r_.return_context_logits);
+    Flag("return_generation_logits", r_.return_generation_logits);
+    if (r_.num_prompt_logprobs < -1 || r_.num_prompt_logprobs > PSM_MAX_TOP_LOGPROBS) {
+      Invalid(Format("num_prompt_logprobs is %d, wanted -1 (none) to %d", r_.num_prompt_logprobs,
+                     int{PSM_MAX_TOP_LOGPROBS}));
+    }
+    if (r_.max_draft_len < -1) {
+      Invalid(Format("max_draft_len is %d, wanted -1 (the engine's) or more", r_.max_draft_len));
+    }
+    if (r_.max_draft_len > config_.options.max_draft_len) {
+      Invalid(
+          Format("max_draft_len is %d, the engine's is %d; ask for less or open the engine "
+                 "with more",
+                 r_.max_draft_len, config_.options.max_draft_len));
+    }
+  }
+
+  void CheckGuide() const {
+    if (r_.guide == nullptr) return;
+    const psm_guide& g = *r_.guide;
+    CheckStructSize("psm_guide", g.struct_size, {PSM_GUIDE_SIZE});
+    const struct {
+      const char* name;
+      bool present;
+    } functions[] = {{"fill_mask", g.fill_mask != nullptr},
+                     {"accept", g.accept != nullptr},
+                     {"close", g.close != nullptr},
+                     {"clone", g.clone != nullptr || r_.num_return_sequences == 1}};
+    for (const auto& f : functions) {
+      if (!f.present) Invalid(Format("psm_guide.%s is NULL; give the function", f.name));
+    }
+    if (r_.num_end_ids == 0) {
+      Invalid(
+          "a guide needs end_ids: they end the output when its language ends; give the model's "
+          "end token");
+    }
+  }
+
+  // The first sequence has the caller's guide, the others clones.
+  void AddGuides(std::vector<std::unique_ptr<Request>>* sequences) const {
+    if (r_.guide == nullptr) return;
+    const int32_t drafts = sequences->front()->max_draft_len;
+    std::vector<std::unique_ptr<Guide>> clones;
+    auto first = std::make_unique<Guide>(*r_.guide, info_.vocab_size, drafts);
+    try {
+      for (size_t i = 1; i < sequences->size(); ++i) clones.push_back(first->Clone());
+    } catch (...) {
+      first->Disown();  // still the caller's
+      throw;
+    }
+    for (size_t i = 1; i < sequences->size(); ++i) {
+      (*sequences)[i]->guide = std::move(clones[i - 1]);
+    }
+    sequences->front()->guide = std::move(first);
+  }
+
+  void CopyRetention(Retention* retention) const {
+    retention->num_prompt = r_.num_prompt_ids;
+    retention->decode_priority = r_.decode_retention_priority;
+    retention->decode_duration_ms = r_.decode_retention_duration_ms;
+    retention->ranges.assign(r_.retention_ranges, r_.retention_ranges + r_.num_retention_ranges);
+    for (psm_retention_range& range : retention->ranges) {
+      if (range.end == -1) range.end = r_.num_prompt_ids;
     }
   }
 
@@ -123,6 +311,8 @@ class RequestChecker {
     p->seed = r_.seed;
     p->min_tokens = r_.min_tokens;
     p->num_logprobs = r_.num_logprobs;
+    p->logits_processor = r_.logits_processor;
+    p->logits_processor_self = r_.logits_processor_self;
     Ids("end_ids", r_.end_ids, r_.num_end_ids);
     p->end_ids.assign(r_.end_ids, r_.end_ids + r_.num_end_ids);
     CopyBias(p);
@@ -170,8 +360,7 @@ class RequestChecker {
     return words;
   }
 
-  void SetTimes(Request* request) const {
-    const int64_t now_ns = NowNs();
+  void SetTimes(Request* request, int64_t now_ns) const {
     request->stats.arrival_time_ns = now_ns;
     if (r_.allotted_time_ms > 0)
       request->deadline_ns = now_ns + int64_t{r_.allotted_time_ms} * 1000000;
@@ -185,6 +374,10 @@ class RequestChecker {
 
   [[noreturn]] static void TooLong(const std::string& message) {
     throw StatusError(PSM_ERROR_SHAPE, message);
+  }
+
+  static void Flag(const char* name, int32_t value) {
+    if (value != 0 && value != 1) Invalid(Format("%s is %d, wanted 0 or 1", name, value));
   }
 
   static void Range(const char* name, float value, bool ok, const char* wanted) {
@@ -231,7 +424,8 @@ psm_request DefaultRequest() {
   return r;
 }
 
-std::unique_ptr<Request> CheckRequest(const psm_request& request, const EngineConfig& config) {
+std::vector<std::unique_ptr<Request>> CheckRequest(const psm_request& request,
+                                                   const EngineConfig& config) {
 #define END(field) PSM_FIELD_END(psm_request, field)
   static const FieldEnds ends = {END(num_prompt_ids),
                                  END(max_tokens),

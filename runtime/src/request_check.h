@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "engine_config.h"
 #include "plansmith/plansmith.h"
@@ -14,8 +15,10 @@ namespace plansmith {
 // What psm_request_init fills in.
 psm_request DefaultRequest();
 
-// A request ready to submit to an engine of `config`. Throws INVALID_ARGUMENT, SHAPE (too long) or
-// OUT_OF_MEMORY (does not fit into the KV cache even alone).
-std::unique_ptr<Request> CheckRequest(const psm_request& request, const EngineConfig& config);
+// The sequences of a request, ready to submit to an engine of `config`: num_return_sequences of
+// them. Throws INVALID_ARGUMENT, SHAPE (too long) or OUT_OF_MEMORY (does not fit into the KV cache
+// even alone); request.guide is then still the caller's.
+std::vector<std::unique_ptr<Request>> CheckRequest(const psm_request& request,
+                                                   const EngineConfig& config);
 
 }  // namespace plansmith

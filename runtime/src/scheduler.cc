@@ -47,7 +47,7 @@ void Scheduler::Remove(Request* request) {
   waiting_.erase(std::lower_bound(waiting_.begin(), waiting_.end(), request, StartsAfter));
 }
 
-const StepPlan& Scheduler::Next() {
+StepPlan& Scheduler::Next() {
   plan_.context.clear();
   plan_.generation.clear();
   plan_.num_context_tokens = plan_.num_started = plan_.num_paused = 0;

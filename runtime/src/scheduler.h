@@ -64,7 +64,7 @@ class Scheduler {
   void Remove(Request* request);
   // Plan one step: pauses, starts and allocates. Empty only when there are no requests. The
   // reference is valid until the next call.
-  const StepPlan& Next();
+  StepPlan& Next();
 
   // Calls visit(request) for every request; it may Remove the one it is given.
   template <typename Visit>

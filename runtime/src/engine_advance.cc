@@ -1,0 +1,261 @@
+// What becomes of a step's rows of logits: tokens, events, ends.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <new>
+
+#include "engine.h"
+#include "status.h"
+
+namespace plansmith {
+namespace {
+
+psm_event EventOf(const Request& request, int32_t kind) {
+  psm_event event{};
+  event.kind = kind;
+  event.request_id = request.group->id;
+  event.client_id = request.client_id;
+  event.sequence_idx = request.sequence_idx;
+  return event;
+}
+
+void CopyTop(const Sample& sample, psm_event* event) {
+  event->logprob = sample.logprob;
+  event->num_top_logprobs = sample.num_top;
+  std::copy_n(sample.top_ids, sample.num_top, event->top_ids);
+  std::copy_n(sample.top_logprobs, sample.num_top, event->top_logprobs);
+}
+
+}  // namespace
+
+void Engine::AdvanceAll(const StepPlan& plan, const float* logits) {
+  const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
+  // First all positions, for the sum; a finished request gives its blocks back at once.
+  for (const ScheduledSeq& seq : plan.context) seq.request->num_computed += seq.num_tokens;
+  for (const ScheduledSeq& seq : plan.generation) seq.request->num_computed += 1;
+  stats_.AddHeldPositions(scheduler_, kv_);
+  for (const auto* seqs : {&plan.context, &plan.generation}) {
+    for (const ScheduledSeq& seq : *seqs) {
+      Request* request = seq.request;
+      request->stats.last_iter = stats_.iter();
+      const int32_t num_rows =
+          seqs == &plan.context ? AdvanceContext(seq, logits) : AdvanceGeneration(request, logits);
+      logits += static_cast<size_t>(num_rows) * vocab_size;
+    }
+  }
+}
+
+int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
+  Request* request = seq.request;
+  const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
+  const int32_t end = request->num_computed;
+  const ContextRows wanted(*request, end - seq.num_tokens, end);
+  const int32_t num_rows = wanted.context_end - wanted.context_begin + wanted.last_is_extra;
+  const bool is_prefill = request->num_output() == 0;
+  PublishBlocks(request, wanted.reaches_last);
+  try {
+    for (int32_t p = wanted.context_begin; p < wanted.context_end; ++p, rows += vocab_size) {
+      EmitContext(request, rows);
+    }
+    if (!wanted.reaches_last) return num_rows;
+    const float* last = wanted.last_is_extra ? rows : rows - vocab_size;
+    if (request->beams != nullptr) {
+      request->beams->Start(last, &sampler_, &kv_, request);
+      FinishBeamsIfDone(request);
+    } else {
+      DrawToken(request, last, 0);
+    }
+    request->stats.num_decode_iters += !is_prefill;
+  } catch (const StatusError& e) {
+    Fail(request, e.code(), e.what());
+  }
+  return num_rows;
+}
+
+int32_t Engine::AdvanceGeneration(Request* request, const float* rows) {
+  ++request->stats.num_decode_iters;
+  const bool is_beams = request->beams != nullptr;
+  const int32_t num_draft = static_cast<int32_t>(request->draft.size());
+  const int32_t num_rows = is_beams ? request->width() : 1 + num_draft;
+  int32_t num_accepted = 0;
+  try {
+    if (is_beams) {
+      request->beams->Advance(rows, &sampler_, &kv_, request);
+      FinishBeamsIfDone(request);
+      return num_rows;
+    }
+    // Row j follows draft[0..j); it counts as long as the drafts before it are what was drawn.
+    for (int32_t j = 0; DrawToken(request, rows, j) && j < num_draft; ++j) {
+      if (request->tokens.back() != request->draft[static_cast<size_t>(j)]) break;
+      ++request->num_computed;
+      ++num_accepted;
+      rows += config_.info.vocab_size;
+    }
+  } catch (const StatusError& e) {
+    Fail(request, e.code(), e.what());
+  }
+  if (num_draft > 0) {
+    request->stats.num_draft_tokens += num_draft;
+    request->stats.num_accepted_draft_tokens += num_accepted;
+    stats_.AddAccepted(num_accepted);
+    speculator_->Observe(request, num_draft, num_accepted);
+    request->draft.clear();
+  }
+  if (request->state != RequestState::kRetired) PublishBlocks(request, false);
+  return num_rows;
+}
+
+// Throws StatusError when the row or the request does not allow a token.
+bool Engine::DrawToken(Request* request, const float* row, int32_t row_idx) {
+  const uint32_t* mask = request->guide == nullptr ? nullptr : guides_.Mask(*request, row_idx);
+  Sample sample;
+  sampler_.Draw(row, *request, mask, &sample);
+  EmitToken(request, sample, row);
+  if (request->guide != nullptr) guides_.Accept(request, request->num_output() - 1);
+  const int32_t reason = FinishReason(*request);
+  if (reason == PSM_FINISH_NOT_FINISHED) return true;
+  Finish(request, reason);
+  return false;
+}
+
+// What a step has filled becomes shareable. Almost always there is nothing to do.
+void Engine::PublishBlocks(Request* request, bool with_tail) {
+  const bool filled =
+      request->num_computed / config_.info.tokens_per_block > request->kv.num_published;
+  if (!filled && !with_tail) return;
+  const int64_t now_ns = config_.NowNs();
+  kv_.Publish(request->prefix_key, request->tokens.data(), request->num_computed,
+              request->retention, now_ns, &request->kv);
+  if (!with_tail) return;
+  kv_.PublishTail(request->prefix_key, request->tokens.data(), request->num_computed,
+                  request->retention, now_ns, &request->kv);
+}
+
+// The row of the next position of the prompt.
+void Engine::EmitContext(Request* request, const float* row) {
+  psm_event event = EventOf(*request, PSM_EVENT_CONTEXT);
+  const int32_t position = request->num_context_rows;
+  event.output_idx = position;
+  event.token_id =
+      position + 1 < request->num_prompt ? request->tokens[static_cast<size_t>(position) + 1] : -1;
+  if (request->num_prompt_logprobs >= 0) {
+    Sample sample;
+    sampler_.RowLogProbs(row, *request, event.token_id, request->num_prompt_logprobs, &sample);
+    CopyTop(sample, &event);
+  }
+  if (request->return_context_logits) AttachLogits(row, &event);
+  new_events_.push_back(event);
+  ++request->num_context_rows;
+}
+
+void Engine::AttachLogits(const float* row, psm_event* event) const {
+  const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
+  event->logits = new (std::nothrow) float[vocab_size];
+  if (event->logits == nullptr) {
+    throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
+                      Format("the host has no memory for %zu logits; ask for fewer or poll more "
+                             "often",
+                             vocab_size));
+  }
+  std::copy_n(row, vocab_size, event->logits);
+}
+
+void Engine::EmitToken(Request* request, const Sample& sample, const float* row) {
+  const int64_t now_ns = config_.NowNs();
+  if (request->stats.first_token_time_ns == 0) request->stats.first_token_time_ns = now_ns;
+  request->stats.last_token_time_ns = now_ns;
+  psm_event event = EventOf(*request, PSM_EVENT_TOKEN);
+  event.token_id = sample.token;
+  event.output_idx = request->num_output();
+  if (request->params.num_logprobs > 0) {
+    request->cum_logprob += static_cast<double>(sample.logprob);
+    event.cum_logprob = static_cast<float>(request->cum_logprob);
+    CopyTop(sample, &event);
+  }
+  if (request->return_generation_logits) AttachLogits(row, &event);
+  new_events_.push_back(event);
+  request->PushToken(sample.token);
+  stats_.AddToken();
+}
+
+void Engine::FinishBeamsIfDone(Request* request) {
+  const int64_t now_ns = config_.NowNs();
+  if (request->stats.first_token_time_ns == 0) request->stats.first_token_time_ns = now_ns;
+  request->stats.last_token_time_ns = now_ns;
+  if (request->beams->done()) Finish(request, PSM_FINISH_NOT_FINISHED);
+}
+
+// All tokens of the beams as events, sequence by sequence, each with its end. `reason`: why the
+// search was cut off; NOT_FINISHED when it was not.
+void Engine::EmitBeams(Request* request, int32_t reason) {
+  const std::vector<Beam>& beams = request->beams->Hypotheses();
+  for (size_t i = 0; i < beams.size(); ++i) {
+    const Beam& beam = beams[i];
+    request->sequence_idx = static_cast<int32_t>(i);
+    double cum_logprob = 0.0;
+    for (size_t j = 0; j < beam.tokens.size(); ++j) {
+      psm_event event = EventOf(*request, PSM_EVENT_TOKEN);
+      event.token_id = beam.tokens[j];
+      event.output_idx = static_cast<int32_t>(j);
+      event.logprob = beam.logprobs[j];
+      cum_logprob += static_cast<double>(beam.logprobs[j]);
+      event.cum_logprob = static_cast<float>(cum_logprob);
+      new_events_.push_back(event);
+      stats_.AddToken();
+    }
+    psm_event end = EventOf(*request, PSM_EVENT_FINISHED);
+    end.finish_reason = reason != PSM_FINISH_NOT_FINISHED ? reason : beam.finish_reason;
+    end.stats = request->stats;
+    end.stats.num_generated_tokens = static_cast<int32_t>(beam.tokens.size());
+    end.is_final = i + 1 == beams.size();
+    new_events_.push_back(end);
+  }
+}
+
+void Engine::Finish(Request* request, int32_t reason) {
+  const bool has_beams = request->beams != nullptr && request->beams->running();
+  Retire(request);
+  if (has_beams) return EmitBeams(request, reason);
+  psm_event event = EventOf(*request, PSM_EVENT_FINISHED);
+  event.finish_reason = reason;
+  PushEnd(request, &event);
+}
+
+void Engine::Fail(Request* request, psm_status status, const char* message) {
+  if (request->state == RequestState::kRetired) return;
+  Retire(request);
+  psm_event event = EventOf(*request, PSM_EVENT_FAILED);
+  event.status = status;
+  CopyMessage(message, event.message);
+  PushEnd(request, &event);
+}
+
+// Its blocks go back. The request itself lives until Publish: the plan of the step still points to
+// it.
+void Engine::Retire(Request* request) {
+  if (request->state == RequestState::kRunning && request->beams == nullptr &&
+      request->num_computed > 0) {
+    PublishBlocks(request, true);
+  }
+  if (deadlines_.Contains(request)) deadlines_.Remove(request);
+  if (request->guide != nullptr) guides_.Finish(request);
+  request->draft.clear();
+  scheduler_.Remove(request);
+  if (request->beams != nullptr) request->beams->Release(&kv_);
+  request->state = RequestState::kRetired;
+  if (request->prefix_key.private_id != 0) kv_.Forget(request->prefix_key);
+  request->stats.num_prompt_tokens = request->num_prompt;
+  request->stats.num_generated_tokens = request->num_output();
+  stats_.AddRetired(request->stats);
+  retired_.push_back(request);
+  --request->group->num_open;
+  num_ended_requests_ += request->group->num_open == 0;
+}
+
+void Engine::PushEnd(Request* request, psm_event* event) {
+  event->stats = request->stats;
+  event->is_final = request->group->num_open == 0;
+  new_events_.push_back(*event);
+}
+
+}  // namespace plansmith
