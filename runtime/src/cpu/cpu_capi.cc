@@ -17,6 +17,8 @@ namespace cpu {
 namespace {
 
 constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxAdapters = 65536;
+constexpr int32_t kMaxAdapterRank = 1024;
 
 // What the table's self points to.
 struct Handle {
@@ -54,11 +56,34 @@ psm_status StepEntry(void* self, const psm_batch* batch, const float** logits) {
   });
 }
 
+psm_status LoadAdapterEntry(void* self, int32_t slot, const psm_lora_module* modules,
+                            size_t num_modules) {
+  return Run(self, [&](Executor& executor) { executor.lora().Load(slot, modules, num_modules); });
+}
+
+psm_status UnloadAdapterEntry(void* self, int32_t slot) {
+  return Run(self, [&](Executor& executor) { executor.lora().Unload(slot); });
+}
+
+psm_status CopyEntry(void* self, const psm_block_copy* copies, size_t num_copies) {
+  return Run(self, [&](Executor& executor) { executor.CopyBlocks(copies, num_copies); });
+}
+
+psm_status OpenHostEntry(void* self, int32_t num_blocks) {
+  return Run(self, [&](Executor& executor) { executor.OpenHost(num_blocks); });
+}
+
 void CloseEntry(void* self) { delete static_cast<Handle*>(self); }
 
 const char* LastErrorEntry(void* self) {
   const std::string& text = static_cast<Handle*>(self)->last_error;
   return text.empty() ? nullptr : text.c_str();
+}
+
+void CheckRange(const char* name, int32_t value, int32_t most) {
+  if (value >= 0 && value <= most) return;
+  throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                    Format("%s is %d, wanted 0 (no adapters) to %d", name, value, most));
 }
 
 // The caller's options over the defaults. Fields behind those we know must be zero.
@@ -69,7 +94,8 @@ psm_cpu_options ReadOptions(const psm_cpu_options* given) {
   options = ReadStruct(
       "psm_cpu_options", given, options,
       {PSM_FIELD_END(psm_cpu_options, struct_size), PSM_FIELD_END(psm_cpu_options, num_threads),
-       PSM_FIELD_END(psm_cpu_options, pin_threads), PSM_CPU_OPTIONS_SIZE});
+       PSM_FIELD_END(psm_cpu_options, pin_threads), PSM_FIELD_END(psm_cpu_options, isa),
+       PSM_FIELD_END(psm_cpu_options, max_adapters), PSM_CPU_OPTIONS_SIZE});
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
@@ -79,6 +105,8 @@ psm_cpu_options ReadOptions(const psm_cpu_options* given) {
     throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
                       Format("pin_threads is %d, wanted 0 or 1", options.pin_threads));
   }
+  CheckRange("max_adapters", options.max_adapters, kMaxAdapters);
+  CheckRange("max_adapter_rank", options.max_adapter_rank, kMaxAdapterRank);
   return options;
 }
 
@@ -92,6 +120,8 @@ void psm_cpu_options_init(psm_cpu_options* options) {
   if (options == nullptr) return;
   memset(options, 0, PSM_CPU_OPTIONS_SIZE);
   options->struct_size = PSM_CPU_OPTIONS_SIZE;
+  options->max_adapters = 8;
+  options->max_adapter_rank = 64;
 }
 
 psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
@@ -106,13 +136,18 @@ psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options*
     const int threads = o.num_threads > 0 ? o.num_threads : cpu::NumUsableCores();
     auto handle = std::make_unique<cpu::Handle>();
     handle->executor =
-        std::make_unique<cpu::Executor>(plan_path, threads, o.pin_threads != 0, o.isa);
+        std::make_unique<cpu::Executor>(plan_path, threads, o.pin_threads != 0, o.isa,
+                                        cpu::LoraLimits{o.max_adapters, o.max_adapter_rank});
     out->struct_size = PSM_EXECUTOR_SIZE;
     out->describe = cpu::DescribeEntry;
     out->open = cpu::OpenEntry;
     out->step = cpu::StepEntry;
     out->close = cpu::CloseEntry;
+    out->load_adapter = cpu::LoadAdapterEntry;
+    out->unload_adapter = cpu::UnloadAdapterEntry;
     out->last_error = cpu::LastErrorEntry;
+    out->copy_blocks = cpu::CopyEntry;
+    out->open_host = cpu::OpenHostEntry;
     out->self = handle.release();
   });
 }

@@ -17,8 +17,11 @@ size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * s
 
 }  // namespace
 
-Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa)
-    : plan_(Plan::Open(plan_path)), kernels_(ChooseKernels(isa)) {
+Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
+                   LoraLimits lora_limits)
+    : plan_(Plan::Open(plan_path)),
+      kernels_(ChooseKernels(isa)),
+      lora_(*plan_, kernels_, lora_limits, num_threads) {
   AllocateSlots();
   SizeQuantBuffers();
   pool_ = std::make_unique<ThreadPool>(num_threads, pin_threads);
@@ -40,6 +43,8 @@ psm_model_info Executor::Describe() const {
   info.max_input_len = h.max_input_len;
   info.max_seq_len = h.max_seq_len;
   info.tokens_per_block = h.tokens_per_block;
+  info.max_adapters = lora_.max_adapters();
+  info.max_adapter_rank = lora_.max_rank();
   info.kv_bytes_per_block = sizeof(float) * kv_block_floats();
   return info;
 }
@@ -64,6 +69,26 @@ void Executor::Open(int32_t num_blocks) {
   Pages pool(floats * sizeof(float) + kSlack, "the KV pool");
   places_ = std::make_unique<BatchPlaces>(plan_->header(), num_blocks);
   kv_pool_ = std::move(pool);
+  const PlanHeader& h = plan_->header();
+  const BlockLayout layout = {static_cast<size_t>(h.num_layers),
+                              static_cast<size_t>(h.num_kv_heads), static_cast<size_t>(h.head_dim),
+                              static_cast<size_t>(h.tokens_per_block)};
+  copier_ = std::make_unique<BlockCopier>(layout, kv_pool_.as<float>(), num_blocks);
+}
+
+void Executor::CopyBlocks(const psm_block_copy* copies, size_t num_copies) {
+  CheckOpen();
+  copier_->Copy(copies, num_copies);
+}
+
+void Executor::OpenHost(int32_t num_blocks) {
+  CheckOpen();
+  copier_->OpenHost(num_blocks);
+}
+
+void Executor::CheckOpen() const {
+  if (copier_ != nullptr) return;
+  throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "the executor is not open; call open first");
 }
 
 size_t Executor::kv_layer_floats() const {
@@ -144,7 +169,8 @@ void Executor::AddPhase(const Phase& phase) {
   }
 }
 
-void Executor::AddLinear(const OpRecord& op) {
+void Executor::AddLinear(uint32_t op_idx) {
+  const OpRecord& op = plan_->op(op_idx);
   Phase phase = {};
   phase.code = kOpLinear;
   phase.op = &op;
@@ -169,6 +195,11 @@ void Executor::AddLinear(const OpRecord& op) {
     AddPhase(quantize);
   }
   AddPhase(phase);
+  if (lora_.SiteOf(op_idx) >= 0) {
+    phase.code = kPhaseLora;
+    phase.lora_site = static_cast<size_t>(lora_.SiteOf(op_idx));
+    AddPhase(phase);
+  }
 }
 
 void Executor::BuildPhases() {
@@ -176,7 +207,7 @@ void Executor::BuildPhases() {
   for (uint32_t i = 0; i < h.num_ops; ++i) {
     const OpRecord& op = plan_->op(i);
     if (op.code == kOpLinear) {
-      AddLinear(op);
+      AddLinear(i);
       continue;
     }
     Phase phase = {};

@@ -11,7 +11,9 @@
 
 #include "cpu/attention.h"
 #include "cpu/batch.h"
+#include "cpu/block_copy.h"
 #include "cpu/kernels.h"
+#include "cpu/lora.h"
 #include "cpu/pages.h"
 #include "cpu/plan.h"
 #include "cpu/thread_pool.h"
@@ -24,32 +26,40 @@ namespace cpu {
 class Executor {
  public:
   // num_threads >= 1; isa as in psm_cpu_options. Throws StatusError.
-  Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa);
+  Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
+           LoraLimits lora_limits);
   ~Executor();
 
   psm_model_info Describe() const;
   void Open(int32_t num_blocks);
   // [R, V], valid until the next call.
   const float* Step(const psm_batch& batch);
+  // psm_executor.copy_blocks and open_host; after Open. Throw INVALID_ARGUMENT, OUT_OF_MEMORY.
+  void CopyBlocks(const psm_block_copy* copies, size_t num_copies);
+  void OpenHost(int32_t num_blocks);
+  // Between steps.
+  Lora& lora() { return lora_; }
 
  private:
   // Phases that the plan does not name as ops of their own.
   static constexpr uint32_t kPhaseQuantize = 1000;
   static constexpr uint32_t kPhaseWriteKv = 1001;
+  static constexpr uint32_t kPhaseLora = 1002;
 
   struct Phase {
     uint32_t code;  // OpCode or kPhase...
     const OpRecord* op;
     uint32_t rows_kind;  // SlotRows: how many rows there are
     bool by_rows;        // whole rows, one by one; else see Stage
-    LinearArgs linear;   // kOpLinear and kPhaseQuantize
+    LinearArgs linear;   // kOpLinear, kPhaseQuantize and kPhaseLora
+    size_t lora_site;    // kPhaseLora
     size_t attention;    // kOpPagedAttention: index of its AttentionWork
   };
 
-  // Phases [first, last] between which no thread needs what another wrote: one matrix product, one
-  // attention, or some that go row by row. A stage is cut into items that threads take one by one,
-  // and the next begins when all are done, not when all threads are: one that lost its core to
-  // another process holds up nobody.
+  // Phases [first, last] between which no thread needs what another wrote: one matrix product, its
+  // adapters, one attention, or some that go row by row. A stage is cut into items that threads
+  // take one by one, and the next begins when all are done, not when all threads are: one that lost
+  // its core to another process holds up nobody.
   struct Stage {
     size_t first, last;
   };
@@ -62,10 +72,11 @@ class Executor {
     std::atomic<uint32_t> done{0};
   };
 
+  void CheckOpen() const;
   void AllocateSlots();
   void BuildPhases();
   void AddPhase(const Phase& phase);
-  void AddLinear(const OpRecord& op);
+  void AddLinear(uint32_t op_idx);
   PackedMatrix Matrix(int32_t tensor) const;
   const float* TensorData(int32_t tensor) const;
   float* ViewData(const View& view) const;
@@ -89,6 +100,7 @@ class Executor {
   // Order matters: the pool's threads end before what they use.
   std::unique_ptr<Plan> plan_;
   const KernelTable& kernels_;
+  Lora lora_;
   std::vector<size_t> strides_;  // of slots, floats
   std::vector<Pages> slots_;
   Pages quantized_, quant_scales_, quant_sums_;
@@ -97,6 +109,7 @@ class Executor {
   // [num_blocks][L][K, V][KVH * D * BS]: a block of all layers is one piece of memory, so that few
   // blocks touch few huge pages.
   Pages kv_pool_;
+  std::unique_ptr<BlockCopier> copier_;   // NULL until Open
   std::vector<AttentionWork> attention_;  // one for each number of heads in the plan
   std::vector<Pages> attention_scratch_;  // [threads]
   std::vector<Phase> phases_;

@@ -18,10 +18,9 @@ constexpr uint32_t kMaxRowsPerItem = 128;
 }  // namespace
 
 const float* Executor::Step(const psm_batch& batch) {
-  if (places_ == nullptr) {
-    throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "the executor is not open; call open first");
-  }
+  CheckOpen();
   places_->Set(batch);
+  lora_.SetBatch(batch);
   for (AttentionWork& work : attention_) work.Set(batch);
   for (size_t i = 0; i < stages_.size(); ++i) {
     progress_[i].next.store(0, std::memory_order_relaxed);
@@ -85,6 +84,7 @@ uint32_t Executor::NumItems(const Stage& stage) const {
     const LinearCut cut = CutLinear(phase);
     return cut.row_items * cut.tile_items;
   }
+  if (phase.code == kPhaseLora) return lora_.NumItems(phase.lora_site);
   if (phase.code == kOpPagedAttention) return attention_[phase.attention].num_items();
   const uint32_t rows = RowsOfItem(phase);
   return (num_rows + rows - 1) / rows;
@@ -93,6 +93,7 @@ uint32_t Executor::NumItems(const Stage& stage) const {
 void Executor::RunItem(const Stage& stage, uint32_t item, int thread_idx) {
   const Phase& phase = phases_[stage.first];
   if (phase.code == kOpLinear) return RunLinear(phase, item);
+  if (phase.code == kPhaseLora) return lora_.Run(phase.lora_site, item, phase.linear, thread_idx);
   if (phase.code == kOpPagedAttention) return RunAttention(phase, item, thread_idx);
   const uint32_t rows = RowsOfItem(phase), begin = item * rows;
   const uint32_t end = std::min(NumRows(phase), begin + rows);
