@@ -232,6 +232,8 @@ typedef struct psm_cpu_options {
   int32_t num_threads; /* threads of the fixed pool, the calling thread included; 0 = all cores */
   int32_t pin_threads; /* 1: pin thread i to the i-th core this process may use; default 0 */
   const char* isa;     /* NULL = the best this machine has; else "portable", "avx2", "avx512vnni" */
+  int32_t max_adapters;     /* LoRA adapters it can hold at a time; default 8, 0 = none */
+  int32_t max_adapter_rank; /* their largest rank; default 64 */
 } psm_cpu_options;
 
 PSM_API void psm_cpu_options_init(psm_cpu_options* options);
@@ -741,7 +743,7 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 #define PSM_MODEL_INFO_SIZE PSM_SIZE_UP_TO_(psm_model_info, kv_bytes_per_block)
 #define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
 #define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, now_ns)
-#define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, isa)
+#define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, max_adapter_rank)
 #define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
 #define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)
 #define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, draft_executor)
