@@ -20,6 +20,7 @@ DraftLength::DraftLength(int32_t max_draft_len) : max_draft_len_(std::max(0, max
   alive_.resize(kBuckets * columns);
   powers_.resize(kBuckets * columns);
   lengths_.resize(kBuckets);
+  lengths_of_all_.resize(kBuckets);
   for (size_t b = 0; b < kBuckets; ++b) {
     const double acceptance = (static_cast<double>(b) + 0.5) / kBuckets;
     double power = 1.0;
@@ -43,17 +44,29 @@ void DraftLength::Count(const DraftCandidate* candidates, size_t num_candidates)
   }
 }
 
-// The lengths that maximise tokens - rate * time. A bucket that leaves at some round is out of all
-// later ones: its powers only fall.
+// The lengths that maximise tokens - rate * time. Who is worth the price of a row at each round
+// goes on; and since a row can be dear just where the curve jumps (the second one, the next tile),
+// once more as if rows were free.
 DraftLength::Plan DraftLength::BestAt(double rate, const Costs& costs, const DraftLoad& load) {
-  Plan now{static_cast<double>(load.num_sequences),
-           costs.TargetStep(static_cast<double>(load.num_tokens)), 0};
-  Plan best = now;
+  const Plan all = Extend(rate, 0.0, costs, load);
+  lengths_of_all_.swap(lengths_);
+  const Plan worthy = Extend(rate, rate, costs, load);
+  if (all.Gain(rate) <= worthy.Gain(rate)) return worthy;
+  lengths_of_all_.swap(lengths_);
+  return all;
+}
+
+// Round by round. A bucket that leaves at some round is out of all later ones: its powers only
+// fall.
+DraftLength::Plan DraftLength::Extend(double rate, double row_rate, const Costs& costs,
+                                      const DraftLoad& load) {
   double num_tokens = static_cast<double>(load.num_tokens);
+  double target_ns = costs.TargetStep(num_tokens);
+  Plan now{static_cast<double>(load.num_sequences), target_ns, 0};
+  Plan best = now;
   std::fill(lengths_.begin(), lengths_.end(), 0);
   for (int32_t k = 1; k <= max_draft_len_; ++k) {
-    const double row_price =
-        rate * (costs.TargetStep(num_tokens + 1.0) - costs.TargetStep(num_tokens));
+    const double row_price = row_rate * (costs.TargetStep(num_tokens + 1.0) - target_ns);
     double gain = 0.0;
     int32_t num = 0;
     for (int32_t b = 0; b < kBuckets; ++b) {
@@ -65,14 +78,13 @@ DraftLength::Plan DraftLength::BestAt(double rate, const Costs& costs, const Dra
       num += members;
     }
     if (num == 0) break;
-    now.tokens += gain;
     num_tokens += num;
-    now.ns = std::max(now.ns, 0.0) + costs.Round(num) +
-             std::max(0.0, costs.TargetStep(num_tokens) - costs.TargetStep(num_tokens - num));
+    const double next_ns = std::max(target_ns, costs.TargetStep(num_tokens));
+    now.tokens += gain;
+    now.ns += costs.Round(num) + next_ns - target_ns;
     now.num_rounds = k;
-    // Not the first round that does not pay by itself: the step from one row to two may be dear and
-    // the next ones cheap.
-    if (now.tokens - rate * now.ns > best.tokens - rate * best.ns) best = now;
+    target_ns = next_ns;
+    if (now.Gain(rate) > best.Gain(rate)) best = now;
   }
   return best;
 }

@@ -66,10 +66,12 @@ class DraftLength {
     double tokens = 0.0;
     double ns = 0.0;
     int32_t num_rounds = 0;
+    double Gain(double rate) const { return tokens - rate * ns; }
   };
 
   void Count(const DraftCandidate* candidates, size_t num_candidates);
   Plan BestAt(double rate, const Costs& costs, const DraftLoad& load);
+  Plan Extend(double rate, double row_rate, const Costs& costs, const DraftLoad& load);
   bool WouldPay(double rate, const Costs& costs, const DraftLoad& load) const;
   int32_t& alive(int32_t bucket, int32_t round) {
     return alive_[static_cast<size_t>(bucket * (max_draft_len_ + 1) + round)];
@@ -79,6 +81,7 @@ class DraftLength {
   std::vector<int32_t> alive_;    // [kBuckets, max_draft_len + 1] candidates whose limit >= round
   std::vector<double> powers_;    // [kBuckets, max_draft_len + 1] acceptance ^ round
   std::vector<int32_t> lengths_;  // [kBuckets] as chosen, before limits
+  std::vector<int32_t> lengths_of_all_;  // [kBuckets]
 };
 
 }  // namespace plansmith

@@ -12,6 +12,7 @@ constexpr double kForget = 1.0 - 1.0 / 32;
 // far ends of the curve hardly pull.
 constexpr double kNear = 1.0 / 8;
 constexpr double kOutlier = 3.0;
+constexpr int32_t kOutliersInRow = 2;
 
 size_t OctaveOf(double num_tokens, size_t num_octaves) {
   const int octave = std::ilogb(std::max(1.0, num_tokens));
@@ -31,9 +32,14 @@ void StepCost::Moments::Add(const Moments& o, double scale) {
 void StepCost::Observe(int32_t num_tokens, int64_t took_ns) {
   const double tokens = static_cast<double>(std::max(1, num_tokens));
   double ns = static_cast<double>(std::max<int64_t>(0, took_ns));
-  Moments& m = octaves_[OctaveOf(tokens, octaves_.size())];
-  // Only against its own octave: what is merely extrapolated is no reason to disbelieve.
-  if (m.w >= 4.0) ns = std::min(ns, kOutlier * Ns(tokens));
+  const size_t octave = OctaveOf(tokens, octaves_.size());
+  Moments& m = octaves_[octave];
+  // Only against its own octave: what is merely extrapolated is no reason to disbelieve. Several in
+  // a row are no outliers.
+  const double most = kOutlier * Ns(tokens);
+  const bool is_outlier = m.w >= 4.0 && ns > most;
+  num_outliers_[octave] = is_outlier ? num_outliers_[octave] + 1 : 0;
+  if (is_outlier && num_outliers_[octave] <= kOutliersInRow) ns = most;
   Moments next{1.0, tokens, tokens * tokens, ns, tokens * ns};
   next.Add(m, kForget);
   m = next;

@@ -38,7 +38,8 @@ class StepCost {
   };
   static Line Fit(const Moments& m);
 
-  std::array<Moments, 24> octaves_{};  // [b]: steps of 2^b .. 2^(b+1) - 1 tokens
+  std::array<Moments, 24> octaves_{};       // [b]: steps of 2^b .. 2^(b+1) - 1 tokens
+  std::array<int32_t, 24> num_outliers_{};  // of each octave, in a row
   int64_t num_observed_ = 0;
   int32_t min_tokens_ = 0;
   int32_t max_tokens_ = 0;

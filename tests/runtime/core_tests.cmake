@@ -7,8 +7,12 @@ target_compile_options(header_cc_test PRIVATE -pedantic)
 plansmith_test(kv_cache_test tests/runtime/kv_cache_test.cc)
 plansmith_test(scheduler_test tests/runtime/scheduler_test.cc)
 plansmith_test(sampler_test tests/runtime/sampler_test.cc)
+plansmith_test(beam_search_test tests/runtime/beam_search_test.cc)
 plansmith_test(event_queue_test tests/runtime/event_queue_test.cc)
 plansmith_test(simulated_test tests/runtime/simulated_test.cc)
+plansmith_test(step_cost_test tests/runtime/step_cost_test.cc)
+plansmith_test(ngram_test tests/runtime/ngram_test.cc)
+plansmith_test(draft_length_test tests/runtime/draft_length_test.cc)
 
 # The engine through the public API, over an executor whose logits depend on the tokens it finds in its KV blocks.
 add_library(plansmith_fake_executor OBJECT tests/runtime/fake_executor.c)
@@ -35,8 +39,9 @@ if(CMAKE_NM AND UNIX AND NOT APPLE)
 endif()
 
 # A finding of a sanitizer ends the test, also where the build would let it go on.
-foreach(test header_c_test header_cc_test kv_cache_test scheduler_test sampler_test event_queue_test capi_test
-        capi_invalid_test threads_test engine_test simulated_test capi_shared_test)
+foreach(test header_c_test header_cc_test kv_cache_test scheduler_test sampler_test beam_search_test event_queue_test capi_test
+        capi_invalid_test threads_test engine_test simulated_test step_cost_test
+        ngram_test draft_length_test capi_shared_test)
   set_tests_properties(${test} PROPERTIES LABELS core ENVIRONMENT
     "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1")
 endforeach()
