@@ -1,41 +1,379 @@
-"""Structured output: what restricts a request's text, compiled by llguidance into masks that the core applies."""
+"""Structured output: what restricts a request's text, compiled by llguidance into masks that the core applies.
+
+    engine.generate(prompt, SamplingParams(max_tokens=200, guided=GuidedParams(regex=r"[0-9]{4}-[0-9]{2}")))
+
+A grammar is compiled on the thread that submits, within limits, so that one which cannot be compiled is an error there
+and costs nobody else. The masks are made on a thread of the core's, beside the model's step.
+
+- Where the grammar is complete, every end id of the request is allowed, and where nothing may follow, they alone.
+- An end id that a grammar also takes as text (of stop_token_ids) ends the output there, like a stop string: the output
+  is then a beginning of the language, as it is when max_tokens runs out.
+- min_tokens forbids end ids: a grammar that is complete before fails the request (INVALID_ARGUMENT), as do logit_bias
+  and bad_words that forbid everything the grammar allows.
+- ignore_eos cannot go with a grammar, whose end is an end id; it is refused.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ._native import native
+from .errors import InvalidArgumentError, UnsupportedError
+from .guided_grammar import grammar_source
 from .tokenizer import Tokenizer
+
+# Compiled grammars kept for the next request with the same one.
+MAX_COMPILED = 64
+# llguidance's own limits end a compile within a second or two; this one holds where they do not.
+COMPILE_TIMEOUT_S = 5.0
+# Compiles that were given up and still run. More at a time are refused.
+_MAX_ABANDONED = 2
+# 1 to 2 KB each: what one request's lexer may grow to. Any JSON takes some hundreds.
+_MAX_LEXER_STATES = 50_000
+_OK, _ERROR_EXECUTOR = 0, 8
+_KINDS = ("json_schema", "regex", "ebnf", "choice", "json")
 
 
 @dataclasses.dataclass(frozen=True)
 class GuidedParams:
-    """What the text of a request must be; exactly one of these. Checked when made."""
+    """What the text of a request must be; exactly one of the first five. Checked when made, compiled at submission.
+
+    json_schema : JSON that fits the schema, given as text or as Python objects
+    regex : text that the expression matches as a whole (Rust's syntax: no look-around, no back-references)
+    ebnf : text of a grammar, `root ::= ...` as xgrammar and llama.cpp have it, or llguidance's Lark (`start: ...`)
+    choice : one of these strings
+    json : any JSON object or array
+    whitespace_pattern : between the tokens of JSON, an expression; None = up to 20 blanks and line breaks
+    """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
     regex: str | None = None
     ebnf: str | None = None
     choice: Sequence[str] | None = None
     json: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidArgumentError naming the parameter, what it got and what it can be."""
+        given = [
+            name for name in _KINDS if getattr(self, name) not in (None, False) or self._is_false_schema(name)
+        ]
+        if len(given) != 1:
+            raise InvalidArgumentError(
+                f"guided has {' and '.join(given) or 'nothing'}, it must have exactly one of {', '.join(_KINDS)}"
+            )
+        for name in ("regex", "ebnf", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise InvalidArgumentError(f"guided.{name} is {value!r}, it must be text")
+        if not isinstance(self.json, bool):
+            raise InvalidArgumentError(f"guided.json is {self.json!r}, it must be True or False")
+        if not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
+            raise InvalidArgumentError(
+                f"guided.json_schema is a {type(self.json_schema).__name__}, it must be JSON text or a mapping"
+            )
+        if self.whitespace_pattern is not None and self.json_schema is None and not self.json:
+            raise InvalidArgumentError(
+                "guided.whitespace_pattern goes with json_schema or json only; leave it out"
+            )
+        if self.choice is not None:
+            object.__setattr__(self, "choice", self._checked_choice())
+
+    def _is_false_schema(self, name: str) -> bool:
+        return name == "json_schema" and self.json_schema is False
+
+    def _checked_choice(self) -> tuple[str, ...]:
+        choice = self.choice
+        if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
+            raise InvalidArgumentError(f"guided.choice is {choice!r}, it must be a list of texts")
+        for text in choice:
+            if not isinstance(text, str) or not text:
+                raise InvalidArgumentError(
+                    f"guided.choice has {text!r}, every entry must be a non-empty text"
+                )
+        return tuple(choice)
+
+
+class GuideCompiler:
+    """Compiles grammars for one tokenizer and keeps the last MAX_COMPILED. Any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """Read the vocabulary (0.2 s for 50,000 tokens).
+
+        vocab_size : the model's V; rows behind the tokenizer's are never allowed
+        eos_ids : at least one; stand for the end of a grammar
+        raises UnsupportedError without llguidance or for a tokenizer whose tokens are not bytes of text
+        """
+        llg = _llguidance()
+        self.eos_ids = frozenset(eos_ids)
+        try:
+            # A tokenizer may hold more tokens than the model has rows for; those are cut from the masks.
+            self._tokenizer = llg.LLTokenizer(
+                tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=list(eos_ids)
+            )
+        except ValueError as error:
+            raise UnsupportedError(f"the tokenizer cannot be used for structured output: {error}") from error
+        self.num_words = (self._tokenizer.vocab_size + 31) // 32  # of llguidance's masks
+        self.num_mask_words = (vocab_size + 31) // 32  # of the core's
+        self._lock = threading.Lock()
+        self._compiled: collections.OrderedDict[str, Any] = collections.OrderedDict()
+
+    def matcher(self, params: GuidedParams) -> Any:
+        """Return a new llguidance.LLMatcher at the grammar's beginning.
+
+        raises InvalidArgumentError with llguidance's text for a grammar that cannot be compiled within the limits
+        """
+        source = grammar_source(params)
+        with self._lock:
+            found = self._compiled.get(source)
+            if found is not None:
+                self._compiled.move_to_end(source)
+                return found.deep_copy()
+        made = _within_time(lambda: self._compile(source))
+        with self._lock:
+            self._compiled[source] = made
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return made.deep_copy()
+
+    def _compile(self, source: str) -> Any:
+        llg = _llguidance()
+        limits = llg.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        matcher = llg.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        if not matcher.is_error():
+            # The first mask makes what copies then share, and shows what only fails when it is used.
+            mask = matcher.compute_bitmask()
+            if not matcher.is_error() and not any(mask):
+                raise InvalidArgumentError(
+                    "guided allows no text at all: no output can begin; change the grammar"
+                )
+        if matcher.is_error():
+            raise InvalidArgumentError(f"guided cannot be compiled: {matcher.get_error().strip()}")
+        return matcher
+
+
+def _within_time(make: Callable[[], Any]) -> Any:
+    """Return make(), or raise when it takes longer than COMPILE_TIMEOUT_S; it then goes on alone."""
+    result: list[Any] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(make())
+        except BaseException as raised:
+            error.append(raised)
+        finally:
+            _compiling.release()
+
+    if not _compiling.acquire(timeout=COMPILE_TIMEOUT_S):
+        raise InvalidArgumentError("guided: other grammars have been compiled for too long; try again later")
+    thread = threading.Thread(target=run, name="plansmith-grammar", daemon=True)
+    thread.start()
+    thread.join(COMPILE_TIMEOUT_S)
+    if thread.is_alive():
+        raise InvalidArgumentError(
+            f"guided was not compiled within {COMPILE_TIMEOUT_S:g} s; make the grammar simpler: fewer alternatives, "
+            "shorter repetitions"
+        )
+    if error:
+        raise error[0]
+    return result[0]
+
+
+_compiling = threading.BoundedSemaphore(_MAX_ABANDONED)
+
+
+class _Guide:
+    """One psm_guide.self: a matcher that stands behind the accepted tokens and then `_ahead`.
+
+    Only one call at a time, as psm_guide promises; from any thread.
+    """
+
+    def __init__(self, matcher: Any, compiler: GuideCompiler, end_ids: frozenset[int]) -> None:
+        self.error_text = native().ffi.NULL
+        self._matcher = matcher
+        self._compiler = compiler
+        self._end_ids = end_ids
+        self._ahead: list[int] = []
+        self._ended = False
+
+    def clone(self) -> _Guide:
+        """Return another guide at the beginning, where this one is."""
+        return _Guide(self._matcher.deep_copy(), self._compiler, self._end_ids)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Move past generated tokens. An end id ends the output."""
+        for i, token in enumerate(tokens):
+            if token in self._end_ids:
+                self._ended = True
+                tokens = tokens[:i]
+                break
+        num_moved = self._move_to(tokens)
+        if num_moved < len(tokens):
+            raise ValueError(f"token {tokens[num_moved]} was generated, which the grammar does not allow")
+        self._ahead.clear()
+
+    def fill_mask(self, ahead: Sequence[int], mask: Any) -> None:
+        """Write what may follow `ahead` to the core's mask, (V + 31) / 32 words."""
+        ffi, compiler = native().ffi, self._compiler
+        num_bytes = 4 * compiler.num_mask_words
+        if self._ended or not self._end_ids.isdisjoint(ahead) or self._move_to(ahead) < len(ahead):
+            ffi.memmove(mask, bytes(num_bytes), num_bytes)
+            return
+        if compiler.num_words == compiler.num_mask_words:
+            self._matcher.unsafe_compute_mask_ptr(int(ffi.cast("uintptr_t", mask)), num_bytes)
+        else:
+            ffi.memmove(mask, self._matcher.compute_bitmask()[:num_bytes], num_bytes)
+        if self._matcher.is_error():
+            raise RuntimeError(self._matcher.get_error().strip())
+        if self._end_ids != compiler.eos_ids and self._matcher.is_accepting():
+            for token in compiler.eos_ids:
+                mask[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
+            for token in self._end_ids:
+                mask[token // 32] |= 1 << token % 32
+
+    def _move_to(self, tokens: Sequence[int]) -> int:
+        """Stand behind `tokens` (from the accepted ones on), as far as they are allowed; return how many were."""
+        same = 0
+        for mine, wanted in zip(self._ahead, tokens, strict=False):
+            if mine != wanted:
+                break
+            same += 1
+        num_back = len(self._ahead) - same
+        if num_back > 0 and not self._matcher.rollback(num_back):
+            raise RuntimeError(self._matcher.get_error().strip())
+        rest = list(tokens[same:])
+        num_moved = self._matcher.try_consume_tokens(rest) if rest else 0
+        self._ahead[same:] = rest[:num_moved]
+        return same + int(num_moved)
 
 
 class GuideHandle:
-    """A psm_guide for one request. The engine owns it once a submission with `struct` succeeds."""
+    """A psm_guide for one request, at its beginning.
 
-    struct: Any  # psm_guide*
+    struct : psm_guide*, for psm_request.guide. The engine owns what it stands for once a submission succeeds.
+    """
+
+    def __init__(self, guide: _Guide) -> None:
+        self.struct = native().new("psm_guide")
+        for name, callback in _callbacks().items():
+            setattr(self.struct, name, callback)
+        self.struct.self = _keep(guide)
 
     def close(self) -> None:
-        """Release it; only when no submission succeeded."""
+        """Release it. Only when no submission with it succeeded."""
+        _live.pop(int(native().ffi.cast("uintptr_t", self.struct.self)), None)
 
 
 def guide_of(
     params: GuidedParams, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]
 ) -> GuideHandle:
-    """Return a new guide for one request (clones of it serve num_return_sequences). Any thread.
+    """Return a new guide for one request; the core clones it for further sequences. Any thread.
+
+    It may take some seconds for a grammar that is new and large: not on the thread of an event loop.
 
     vocab_size : the model's V, which may be more than the tokenizer's
-    eos_ids : every id that ends the request; allowed exactly where the grammar may end
-    raises InvalidArgumentError for what cannot be compiled, UnsupportedError without llguidance
+    eos_ids : every id that ends the request; they are allowed exactly where the grammar may end
+    raises InvalidArgumentError for what cannot be compiled and for no eos_ids, UnsupportedError without llguidance
     """
-    raise NotImplementedError
+    if not eos_ids:
+        raise InvalidArgumentError(
+            "guided needs an id that ends the output when the grammar does, and there is none; leave ignore_eos out, "
+            "or give stop_token_ids where the model has no end id"
+        )
+    for token in eos_ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidArgumentError(f"the end id {token} is not in the vocabulary of {vocab_size}")
+    compiler = _compiler_of(tokenizer, vocab_size, tokenizer.eos_token_ids or tuple(eos_ids))
+    return GuideHandle(_Guide(compiler.matcher(params), compiler, frozenset(eos_ids)))
+
+
+_compilers: weakref.WeakKeyDictionary[Tokenizer, dict[Any, GuideCompiler]] = weakref.WeakKeyDictionary()
+_compilers_lock = threading.Lock()
+
+
+def _compiler_of(tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> GuideCompiler:
+    with _compilers_lock:
+        of_tokenizer = _compilers.setdefault(tokenizer, {})
+        key = (vocab_size, eos_ids)
+        if key not in of_tokenizer:
+            of_tokenizer[key] = GuideCompiler(tokenizer, vocab_size, eos_ids)
+        return of_tokenizer[key]
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UnsupportedError(
+            f"guided needs llguidance, which cannot be imported ({error}); pip install 'plansmith[guided]'"
+        ) from error
+    return llguidance
+
+
+# ---------------------------------------------------------------- what the core calls
+
+# Address of psm_guide.self -> cffi's handle, which holds the _Guide.
+_live: dict[int, Any] = {}
+
+
+def _keep(guide: _Guide) -> Any:
+    handle = native().ffi.new_handle(guide)
+    _live[int(native().ffi.cast("uintptr_t", handle))] = handle
+    return handle
+
+
+@functools.cache
+def _callbacks() -> dict[str, Any]:
+    """Return the functions of every psm_guide. Nothing is raised into the core, not even a KeyboardInterrupt."""
+    ffi = native().ffi
+    types = {name: field.type for name, field in ffi.typeof("psm_guide").fields}
+
+    def failed(guide: _Guide, error: BaseException) -> int:
+        text = str(error) or type(error).__name__
+        guide.error_text = ffi.new("char[]", text.encode("utf-8", "replace"))
+        return _ERROR_EXECUTOR
+
+    def fill_mask(pointer: Any, ahead: Any, num_ahead: int, mask: Any) -> int:
+        guide: _Guide = ffi.from_handle(pointer)
+        try:
+            guide.fill_mask(ffi.unpack(ahead, num_ahead) if num_ahead else (), mask)
+        except BaseException as error:
+            return failed(guide, error)
+        return _OK
+
+    def accept(pointer: Any, tokens: Any, num_tokens: int) -> int:
+        guide: _Guide = ffi.from_handle(pointer)
+        try:
+            guide.accept(ffi.unpack(tokens, num_tokens))
+        except BaseException as error:
+            return failed(guide, error)
+        return _OK
+
+    def clone(pointer: Any, out: Any) -> int:
+        guide: _Guide = ffi.from_handle(pointer)
+        try:
+            out[0] = _keep(guide.clone())
+        except BaseException as error:
+            return failed(guide, error)
+        return _OK
+
+    def close(pointer: Any) -> None:
+        _live.pop(int(ffi.cast("uintptr_t", pointer)), None)
+
+    def last_error(pointer: Any) -> Any:
+        return ffi.from_handle(pointer).error_text
+
+    return {
+        "fill_mask": ffi.callback(types["fill_mask"], fill_mask, error=_ERROR_EXECUTOR),
+        "accept": ffi.callback(types["accept"], accept, error=_ERROR_EXECUTOR),
+        "clone": ffi.callback(types["clone"], clone, error=_ERROR_EXECUTOR),
+        "close": ffi.callback(types["close"], close),
+        "last_error": ffi.callback(types["last_error"], last_error, error=ffi.NULL),
+    }

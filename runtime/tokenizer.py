@@ -117,6 +117,10 @@ class Tokenizer:
         """Return the text of all ids together. Ids that are not in the vocabulary have no text."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def to_json(self) -> str:
+        """Return the text of a tokenizer.json, added tokens included, without padding and truncation."""
+        return str(self._backend.to_str())
+
     def token_to_id(self, token: str) -> int | None:
         """Return the id of one token, None when there is no such token."""
         token_id = self._backend.token_to_id(token)
