@@ -110,8 +110,8 @@ void BeamSearch::Start(const float* row, Sampler* sampler, KvCache* kv, Request*
   if (!done_) {
     for (Beam& beam : next_beams_) kv->Fork(request->kv, &beam.kv);
     kv->Release(&request->kv);
-    running_ = true;
   }
+  running_ = true;
   FinishStep(request);
 }
 

@@ -52,10 +52,10 @@ class BeamSearch {
   // max_blocks_per_seq: blocks of prompt + max_tokens. num_ends: end ids and stop words of the
   // request; so many candidates of one beam can end in a step.
   BeamSearch(const BeamParams& params, int32_t vocab_size, int32_t max_tokens,
-             int32_t max_blocks_per_seq, int32_t num_ends = 0);
+             int32_t max_blocks_per_seq, int32_t num_ends);
 
   int32_t width() const { return params_.width; }
-  // False while the request is in its context: one sequence, Request::kv.
+  // Whether it has started: before, the request is in its context, one sequence, Request::kv.
   bool running() const { return running_; }
   const std::vector<Beam>& beams() const { return beams_; }  // [width]
   std::vector<Beam>& beams() { return beams_; }

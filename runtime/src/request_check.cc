@@ -59,8 +59,10 @@ class RequestChecker {
     if (r_.beam_width > 1) {
       const BeamParams beams = {r_.beam_width, r_.length_penalty, r_.early_stopping,
                                 r_.beam_search_diversity_rate};
+      const size_t num_ends = request->params.end_ids.size() + request->params.stop_words.size();
       request->beams = std::make_unique<BeamSearch>(beams, info_.vocab_size, r_.max_tokens,
-                                                    BlocksOf(request->max_len()));
+                                                    BlocksOf(request->max_len()),
+                                                    static_cast<int32_t>(num_ends));
     }
     request->max_draft_len = DraftLength();
     request->draft.reserve(static_cast<size_t>(request->max_draft_len));
