@@ -39,7 +39,7 @@ psm_model_info Executor::Describe() const {
   info.num_kv_heads = h.num_kv_heads;
   info.head_dim = h.head_dim;
   info.max_batch_size = h.max_batch_size;
-  info.max_num_tokens = h.max_num_tokens;
+  info.max_num_tokens = info.max_logits_rows = h.max_num_tokens;
   info.max_input_len = h.max_input_len;
   info.max_seq_len = h.max_seq_len;
   info.tokens_per_block = h.tokens_per_block;
