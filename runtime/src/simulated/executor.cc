@@ -92,6 +92,26 @@ std::shared_ptr<VirtualClock> ClockFor(const psm_simulated_options& options) {
 
 }  // namespace
 
+uint64_t AdapterPrint(const psm_lora_module* modules, size_t num_modules) {
+  uint64_t print = 1;
+  const auto mix_floats = [&](const float* values, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, values + i, sizeof bits);
+      print = Mix(print, bits);
+    }
+  };
+  for (size_t i = 0; i < num_modules; ++i) {
+    const psm_lora_module& m = modules[i];
+    for (int32_t field : {m.layer_idx, m.module, m.rank, m.in_features, m.out_features})
+      print = Mix(print, static_cast<uint64_t>(field));
+    mix_floats(&m.scale, 1);
+    mix_floats(m.a, int64_t{m.rank} * m.in_features);
+    mix_floats(m.b, int64_t{m.out_features} * m.rank);
+  }
+  return print | 1;
+}
+
 Executor::Executor(const psm_simulated_options& options)
     : options_(Checked(options)), cell_words_(IsDraft(options) ? 2 : 1), clock_(ClockFor(options)) {
   adapters_.resize(static_cast<size_t>(info().max_adapters));
@@ -255,24 +275,8 @@ void Executor::CheckModule(const psm_lora_module& m, size_t idx) const {
 void Executor::LoadAdapter(int32_t slot, const psm_lora_module* modules, size_t num_modules) {
   CheckSlot(slot, false);
   if (modules == nullptr || num_modules == 0) Invalid("the adapter has no modules");
-  uint64_t print = 1;
-  const auto mix_floats = [&](const float* values, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, values + i, sizeof bits);
-      print = Mix(print, bits);
-    }
-  };
-  for (size_t i = 0; i < num_modules; ++i) {
-    const psm_lora_module& m = modules[i];
-    CheckModule(m, i);
-    for (int32_t field : {m.layer_idx, m.module, m.rank, m.in_features, m.out_features})
-      print = Mix(print, static_cast<uint64_t>(field));
-    mix_floats(&m.scale, 1);
-    mix_floats(m.a, int64_t{m.rank} * m.in_features);
-    mix_floats(m.b, int64_t{m.out_features} * m.rank);
-  }
-  adapters_[static_cast<size_t>(slot)] = print | 1;
+  for (size_t i = 0; i < num_modules; ++i) CheckModule(modules[i], i);
+  adapters_[static_cast<size_t>(slot)] = AdapterPrint(modules, num_modules);
   holds_adapter_[static_cast<size_t>(slot)] = true;
 }
 

@@ -29,6 +29,9 @@ class VirtualClock {
   std::atomic<int64_t> now_ns_{1000000000};
 };
 
+// What an adapter is known by: a hash of all its numbers, which goes into those of its sequences.
+uint64_t AdapterPrint(const psm_lora_module* modules, size_t num_modules);
+
 // One thread at a time, but for now_ns.
 class Executor {
  public:
