@@ -13,6 +13,7 @@
 #include "kv_cache.h"
 #include "plansmith/plansmith.h"
 #include "token_counts.h"
+#include "waiting_queue.h"
 
 namespace plansmith {
 
@@ -105,7 +106,7 @@ struct Request {
   int32_t num_computed = 0;    // positions whose K and V are in the cache
   int32_t context_end = 0;     // tokens there were at its last start: up to here it is context
   KvSequence kv;               // with beams: of the context only
-  int32_t heap_slot = -1;      // the scheduler's
+  SchedulerNotes sched;        // the scheduler's
   int32_t deadline_slot = -1;  // the engine's
   psm_request_stats stats{};
 

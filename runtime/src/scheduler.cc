@@ -1,3 +1,5 @@
+// The scheduler's books: who runs, who waits, what is promised. One step is in scheduler_step.cc.
+//
 // SPDX-License-Identifier: Apache-2.0
 #include "scheduler.h"
 
@@ -8,197 +10,235 @@
 namespace plansmith {
 namespace {
 
-// Order of waiting_: true when `a` starts after `b`.
-bool StartsAfter(const Request* a, const Request* b) {
-  if (a->priority != b->priority) return a->priority < b->priority;
-  return a->id > b->id;
-}
-
 // Order of running_: true when `a` is paused after `b`.
 bool OutranksRunning(const Request* a, const Request* b) {
   if (a->priority != b->priority) return a->priority > b->priority;
   return a->start_order < b->start_order;
 }
 
+template <typename T>
+void EraseUnordered(std::vector<T>* v, const T& item) {
+  const auto at = std::find(v->begin(), v->end(), item);
+  if (at == v->end()) return;
+  *at = v->back();
+  v->pop_back();
+}
+
+[[noreturn]] void Broken(const std::string& what) {
+  throw StatusError(PSM_ERROR_INTERNAL, "scheduler: " + what);
+}
+
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerConfig& config, KvCache* kv) : config_(config), kv_(kv) {
+Scheduler::Scheduler(const SchedulerConfig& config, KvCache* kv)
+    : config_(config),
+      kv_(kv),
+      waiting_(config.max_batch_size, config.max_tenant_share),
+      makers_(config.max_batch_size, kv->tokens_per_block()) {
   const size_t n = static_cast<size_t>(config.max_batch_size);
-  running_.reserve(n);
+  for (auto* list : {&running_, &awaited_, &beams_, &contexts_}) list->reserve(n);
+  sequences_.reserve(n);
   plan_.context.reserve(n);
   plan_.generation.reserve(n);
 }
 
-void Scheduler::Add(Request* request) { InsertWaiting(request); }
+void Scheduler::Reserve(size_t num_requests) {
+  ReserveAtLeast(&all_, num_requests);
+  waiting_.Reserve(num_requests);
+}
 
-void Scheduler::InsertWaiting(Request* request) {
-  waiting_.insert(std::lower_bound(waiting_.begin(), waiting_.end(), request, StartsAfter),
-                  request);
+void Scheduler::Add(Request* request) {
+  Reserve(all_.size() + 1);
+  request->sched.list_slot = static_cast<int32_t>(all_.size());
+  all_.push_back(request);
+  waiting_.Join(request);
+  waiting_.Push(request);
 }
 
 void Scheduler::Remove(Request* request) {
   if (request->state == RequestState::kRunning) {
-    running_.erase(std::find(running_.begin(), running_.end(), request));
-    if (config_.policy == PSM_GUARANTEED_NO_EVICT) reserved_blocks_ -= FullLengthBlocks(*request);
-    kv_->Release(&request->kv);
-    return;
+    const auto at = std::lower_bound(running_.begin(), running_.end(), request, OutranksRunning);
+    running_.erase(at);
+    StopRunning(request, true);
+  } else if (request->sched.waits_for != nullptr) {
+    WaitingQueue::Forget(request);
+  } else {
+    waiting_.Remove(request);
   }
-  if (request->state == RequestState::kPaused) --num_paused_;
-  waiting_.erase(std::lower_bound(waiting_.begin(), waiting_.end(), request, StartsAfter));
+  num_paused_ -= request->state == RequestState::kPaused;
+  waiting_.Leave(request);
+  const size_t slot = static_cast<size_t>(request->sched.list_slot);
+  all_[slot] = all_.back();
+  all_[slot]->sched.list_slot = request->sched.list_slot;
+  all_.pop_back();
+  request->sched.list_slot = -1;
 }
 
-StepPlan& Scheduler::Next() {
-  plan_.context.clear();
-  plan_.generation.clear();
-  plan_.num_context_tokens = plan_.num_started = plan_.num_paused = 0;
-  budget_ = config_.max_num_tokens;
-  context_cut_ = false;
-  ScheduleGeneration();
-  ScheduleContext();
-  StartWaiting();
-  if (plan_.empty() && !idle()) {
-    throw StatusError(PSM_ERROR_INTERNAL,
-                      Format("scheduler: %zu running and %zu waiting requests, but none can run",
-                             running_.size(), waiting_.size()));
+// Of a request that has been taken out of running_: its slots, its blocks, those that wait for it.
+void Scheduler::StopRunning(Request* request, bool keep_on_host) {
+  if (request->beams == nullptr) {
+    if (guaranteed()) num_promised_ -= FutureBlocks(*request);
+  } else {
+    EraseUnordered(&beams_, request);
+    request->beams->Release(kv_);
   }
-  return plan_;
-}
-
-void Scheduler::ScheduleGeneration() {
-  // Victims come from the tail, so none of them has been given its token yet.
-  for (size_t i = 0; i < running_.size(); ++i) {
-    Request* request = running_[i];
-    if (request->in_context()) continue;
-    while (i < running_.size() && kv_->PositionsWithin(request->kv) < request->num_computed + 1) {
-      PauseLast();
-    }
-    if (i == running_.size()) return;  // it was the tail itself
-    Allocate(request, 1);
-    plan_.generation.push_back({request, 1, 0});
-    --budget_;
-  }
-}
-
-void Scheduler::ScheduleContext() {
-  for (size_t i = 0; i < running_.size() && budget_ > 0 && !context_cut_; ++i) {
-    Request* request = running_[i];
-    if (!request->in_context()) continue;
-    const int32_t chunk = ContextChunk(*request);
-    if (chunk == 0)
-      return;  // no block is left: the generating requests end or pause before it can go on
-    AddContext(request, chunk);
-  }
-}
-
-void Scheduler::StartWaiting() {
-  while (!waiting_.empty() && budget_ > 0 && !context_cut_) {
-    Request* request = waiting_.back();
-    if (!CanStart(*request)) return;
-    waiting_.pop_back();
-    Start(request);
-    AddContext(request, ContextChunk(*request));
-  }
-}
-
-// Tokens of its context that `request` gets now: what budget and blocks allow. A cut that leaves a
-// rest ends on a block boundary unless that would leave nothing.
-int32_t Scheduler::ContextChunk(const Request& request) const {
-  const int32_t end =
-      request.state == RequestState::kRunning ? request.context_end : request.num_tokens();
-  const int32_t remaining = end - request.num_computed;
-  const int64_t room = kv_->PositionsWithin(request.kv) - request.num_computed;
-  const int32_t chunk =
-      static_cast<int32_t>(std::min<int64_t>({remaining, budget_, std::max<int64_t>(room, 0)}));
-  if (chunk == remaining) return chunk;
-  // Without chunking only a recomputed context that outgrew the budget is cut; no other way could
-  // run it.
-  if (!config_.enable_chunked_context && remaining <= config_.max_num_tokens &&
-      request.num_computed == 0) {
-    return 0;
-  }
-  const int32_t cut_end = request.num_computed + chunk;
-  const int32_t aligned_end = cut_end - cut_end % kv_->tokens_per_block();
-  return aligned_end > request.num_computed ? aligned_end - request.num_computed : chunk;
-}
-
-void Scheduler::AddContext(Request* request, int32_t num_tokens) {
-  Allocate(request, num_tokens);
-  plan_.context.push_back({request, num_tokens, 0});
-  plan_.num_context_tokens += num_tokens;
-  budget_ -= num_tokens;
-  context_cut_ = request->num_computed + num_tokens < request->context_end;
-}
-
-bool Scheduler::CanStart(const Request& request) const {
-  if (static_cast<int32_t>(running_.size()) >= config_.max_batch_size) return false;
-  if (ContextChunk(request) == 0) return false;
-  if (config_.policy == PSM_GUARANTEED_NO_EVICT) {
-    return reserved_blocks_ + FullLengthBlocks(request) <= kv_->num_blocks();
-  }
-  // Its whole context, or the next pause would mostly throw work away. Only one context at a time
-  // is half-read (a cut one ends its step's context), so contexts cannot block each other: what it
-  // lacks, generating requests hold.
-  return kv_->BlocksFor(request.num_tokens()) <= kv_->num_free();
-}
-
-void Scheduler::Start(Request* request) {
-  if (request->state == RequestState::kPaused) --num_paused_;
-  request->state = RequestState::kRunning;
-  request->start_order = next_start_order_++;
-  request->context_end = request->num_tokens();
-  if (config_.policy == PSM_GUARANTEED_NO_EVICT) {
-    reserved_blocks_ += FullLengthBlocks(*request);
-  }
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), request, OutranksRunning),
-                  request);
-  ++plan_.num_started;
+  kv_->Release(&request->kv, keep_on_host);
+  num_slots_ -= request->width();
+  waiting_.AddSlots(*request, -request->width());
+  if (request->sched.put_off != nullptr) waiting_.TakeBack(request, true);
+  EraseUnordered(&awaited_, request);
+  blocked_id_ = 0;
 }
 
 void Scheduler::PauseLast() {
   Request* request = running_.back();
   running_.pop_back();
-  kv_->Release(&request->kv);
+  if (request->in_context() && !contexts_.empty() && contexts_.back() == request) {
+    contexts_.pop_back();
+    context_debt_ -= ContextDebt(*request);
+  }
+  StopRunning(request, config_.pause_policy != PSM_PAUSE_RECOMPUTE);
+  if (request->beams != nullptr) request->beams->Restart(kv_, request);
   request->num_computed = 0;
   request->context_end = 0;
   request->state = RequestState::kPaused;
   ++request->stats.num_pauses;
   ++num_paused_;
   ++plan_.num_paused;
-  InsertWaiting(request);
+  waiting_.Push(request);
 }
 
-void Scheduler::Allocate(Request* request, int32_t num_tokens) {
-  const int32_t added = kv_->Extend(&request->kv, int64_t{request->num_computed} + num_tokens);
-  request->stats.alloc_total_blocks += added;
-  request->stats.alloc_new_blocks += added;
+PrefixMatch Scheduler::MatchFor(const Request& request) const {
+  return kv_->Match(request.prefix_key, request.tokens.data(), request.num_tokens());
+}
+
+// Free blocks that its start asks for: those that reuse takes out of the free ones, and those that
+// it may need (GUARANTEED_NO_EVICT) or that its context needs (MAX_UTILIZATION).
+int32_t Scheduler::MissingBlocks(const Request& request, const PrefixMatch& match) const {
+  const int32_t held = match.num_blocks + (match.num_partial_tokens > 0);
+  const int32_t all =
+      guaranteed() ? FullLengthBlocks(request) : kv_->BlocksFor(request.num_tokens());
+  return all - held + match.num_blocks_taken;
+}
+
+// Free blocks that nobody has been promised.
+int32_t Scheduler::AvailableBlocks() {
+  if (!guaranteed()) return kv_->num_free() - context_debt_;
+  int64_t promised = num_promised_;
+  for (const Request* request : beams_) promised += FutureBlocks(*request);
+  return static_cast<int32_t>(kv_->num_free() - promised);
+}
+
+void Scheduler::Start(Request* request, const PrefixMatch& match) {
+  waiting_.Remove(request);
+  num_paused_ -= request->state == RequestState::kPaused;
+  request->state = RequestState::kRunning;
+  request->start_order = next_start_order_++;
+  request->context_end = request->num_tokens();
+  if (match.num_tokens > 0) {
+    request->num_computed = kv_->Attach(request->prefix_key, request->tokens.data(),
+                                        request->num_tokens(), &request->kv);
+  }
+  psm_request_stats& stats = request->stats;
+  stats.reused_blocks += match.num_blocks;
+  stats.reused_tokens += request->num_computed;
+  stats.missed_blocks += request->context_end / kv_->tokens_per_block() - match.num_blocks;
+  stats.alloc_total_blocks += match.num_blocks;
+  const bool copied = match.num_partial_tokens > 0;
+  stats.alloc_total_blocks += copied;
+  stats.alloc_new_blocks += copied;
+
+  num_slots_ += request->width();
+  waiting_.AddSlots(*request, request->width());
+  if (request->beams != nullptr) {
+    beams_.push_back(request);
+  } else if (guaranteed()) {
+    num_promised_ += FutureBlocks(*request);
+  }
+  context_debt_ += ContextDebt(*request);
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), request, OutranksRunning),
+                  request);
+  ++plan_.num_started;
+}
+
+void Scheduler::Allocate(Request* request, int64_t num_positions) {
+  const int32_t added = kv_->Extend(&request->kv, num_positions);
+  AddAllocated(request, added);
+  if (guaranteed() && request->beams == nullptr) num_promised_ -= added;
+}
+
+void Scheduler::AddAllocated(Request* request, int32_t num_blocks) {
+  request->stats.alloc_total_blocks += num_blocks;
+  request->stats.alloc_new_blocks += num_blocks;
+}
+
+int32_t Scheduler::HeldBlocks(const Request& request) const {
+  if (request.beams == nullptr || !request.beams->running()) {
+    return static_cast<int32_t>(request.kv.blocks.size());
+  }
+  sequences_.clear();
+  for (const Beam& beam : request.beams->beams()) sequences_.push_back(&beam.kv);
+  return kv_->CountDistinct(sequences_.data(), sequences_.size());
+}
+
+// Most blocks that a running request may still take.
+int32_t Scheduler::FutureBlocks(const Request& request) const {
+  return FullLengthBlocks(request) - HeldBlocks(request);
+}
+
+void Scheduler::CheckRequest(const Request& request,
+                             std::vector<const KvSequence*>* sequences) const {
+  const bool is_running = request.state == RequestState::kRunning;
+  const bool has_beams = request.beams != nullptr && request.beams->running();
+  const KvSequence& first = has_beams ? request.beams->beams()[0].kv : request.kv;
+  const int32_t held = static_cast<int32_t>(first.blocks.size());
+  const SchedulerNotes& notes = request.sched;
+  if (is_running ? held < kv_->BlocksFor(request.num_computed) || FutureBlocks(request) < 0
+                 : held != 0 || notes.put_off != nullptr) {
+    Broken(Format("request %llu holds %d blocks for %d positions",
+                  static_cast<unsigned long long>(request.id), held, request.num_computed));
+  }
+  const Request* other = notes.waits_for;
+  if (other != nullptr && (is_running || other->state != RequestState::kRunning ||
+                           std::find(awaited_.begin(), awaited_.end(), other) == awaited_.end())) {
+    Broken("a request is put off with one that does not run");
+  }
+  sequences->push_back(&request.kv);
+  if (!has_beams) return;
+  for (const Beam& beam : request.beams->beams()) sequences->push_back(&beam.kv);
 }
 
 void Scheduler::CheckInvariants() const {
   std::vector<const KvSequence*> sequences;
-  int64_t reserved = 0;
-  for (const Request* request : running_) {
-    sequences.push_back(&request->kv);
-    if (config_.policy == PSM_GUARANTEED_NO_EVICT) reserved += FullLengthBlocks(*request);
-    const int32_t held = static_cast<int32_t>(request->kv.blocks.size());
-    if (request->state != RequestState::kRunning || held < kv_->BlocksFor(request->num_computed) ||
-        held > FullLengthBlocks(*request)) {
-      throw StatusError(
-          PSM_ERROR_INTERNAL,
-          Format("scheduler: request %llu holds %d blocks for %d positions",
-                 static_cast<unsigned long long>(request->id), held, request->num_computed));
-    }
+  int64_t promised = 0, future = 0;
+  int32_t num_slots = 0, num_running = 0, num_paused = 0, num_put_off = 0, num_waiting = 0;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Request& request = *all_[i];
+    CheckRequest(request, &sequences);
+    if (request.sched.list_slot != static_cast<int32_t>(i)) Broken("a request is not at its place");
+    num_paused += request.state == RequestState::kPaused;
+    num_put_off += request.sched.waits_for != nullptr;
+    if (request.state != RequestState::kRunning) continue;
+    ++num_running;
+    num_slots += request.width();
+    future += FutureBlocks(request);
+    if (request.beams == nullptr) promised += FutureBlocks(request);
   }
-  int32_t paused = 0;
-  for (const Request* request : waiting_) {
-    paused += request->state == RequestState::kPaused;
-    if (request->state == RequestState::kRunning || !request->kv.blocks.empty()) {
-      throw StatusError(PSM_ERROR_INTERNAL, "scheduler: a waiting request holds blocks");
-    }
+  waiting_.CheckInvariants([&](const Request* request) {
+    ++num_waiting;
+    if (request->state == RequestState::kRunning || request->sched.waits_for != nullptr)
+      Broken("a request that does not wait is in the queue");
+  });
+  if (num_running + num_put_off + num_waiting != static_cast<int32_t>(all_.size()) ||
+      num_running != static_cast<int32_t>(running_.size()) || num_paused != num_paused_ ||
+      num_slots != num_slots_ || num_slots > config_.max_batch_size ||
+      !std::is_sorted(running_.begin(), running_.end(), OutranksRunning)) {
+    Broken("its lists or counts do not agree");
   }
-  if (reserved != reserved_blocks_ || reserved > kv_->num_blocks() || paused != num_paused_ ||
-      !std::is_sorted(running_.begin(), running_.end(), OutranksRunning) ||
-      !std::is_sorted(waiting_.begin(), waiting_.end(), StartsAfter)) {
-    throw StatusError(PSM_ERROR_INTERNAL, "scheduler: its lists or counts do not agree");
+  if (guaranteed() && (promised != num_promised_ || future > kv_->num_free())) {
+    Broken(Format("%lld blocks promised (noted: %lld), %lld with beams, but %d free",
+                  static_cast<long long>(promised), static_cast<long long>(num_promised_),
+                  static_cast<long long>(future), kv_->num_free()));
   }
   kv_->CheckInvariants(sequences);
 }

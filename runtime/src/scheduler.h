@@ -1,10 +1,16 @@
 // Who runs in the next step, and with how many tokens.
 //
-// Two questions, memory and tokens. Memory: GUARANTEED_NO_EVICT counts a request's full length as
-// reserved from its start (the blocks themselves are taken as positions fill), MAX_UTILIZATION
-// takes blocks as they come and pauses the tail of the running list when a step does not fit.
-// Tokens: every generating request gets its one token first, then context is cut into the rest of
-// the budget, first come first served.
+// Memory. GUARANTEED_NO_EVICT promises a request all the blocks it may still need when it starts
+// (they are taken as positions fill); a request starts when its own and all promised ones are free.
+// Blocks that sequences share count once: whoever's holder ends keeps them, and then neither the
+// promises nor the free blocks change. MAX_UTILIZATION promises a context the blocks of that
+// context and no more, and pauses the last started of the lowest priority when a step does not fit.
+//
+// Tokens. Every generating request gets its one token first, then the contexts share the rest of
+// the budget, drafts get what is left.
+//
+// Sharing. A request begins with what the cache holds of it. When a running request computes right
+// now what it needs next, it is put off until that is there.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -13,8 +19,10 @@
 #include <vector>
 
 #include "kv_cache.h"
+#include "prefix_makers.h"
 #include "request.h"
 #include "reserve.h"
+#include "waiting_queue.h"
 
 namespace plansmith {
 
@@ -47,62 +55,118 @@ struct StepPlan {
 };
 
 // Borrows requests; each stays valid until Remove. Not thread-safe: the thread that runs the step
-// owns it.
+// owns it. Between two calls of Next the caller advances num_computed and tokens of what was
+// planned, and publishes what was filled; it publishes nothing of beams but their prompt.
 class Scheduler {
  public:
   Scheduler(const SchedulerConfig& config, KvCache* kv);
 
-  // Blocks the whole length of a request takes; more than the pool means that it can never run.
+  // Most blocks a request can hold; more than the pool means that it can never run. Beams share the
+  // full blocks of the prompt.
   int32_t FullLengthBlocks(const Request& request) const {
-    return kv_->BlocksFor(request.max_len());
+    const int32_t all = kv_->BlocksFor(request.max_len());
+    if (request.beams == nullptr) return all;
+    const int32_t shared = request.num_prompt / kv_->tokens_per_block();
+    return shared + request.width() * (all - shared);
   }
 
   // Room for `num_requests` in all, so that Add and a pause cannot fail.
-  void Reserve(size_t num_requests) { ReserveAtLeast(&waiting_, num_requests); }
+  void Reserve(size_t num_requests);
   void Add(Request* request);
-  // Take out a queued, running or paused request and free its blocks.
+  // Take out a request in whatever state and free its blocks.
   void Remove(Request* request);
   // Plan one step: pauses, starts and allocates. Empty only when there are no requests. The
-  // reference is valid until the next call.
+  // reference is valid until the next call. Throws INTERNAL when nobody can run.
   StepPlan& Next();
 
   // Calls visit(request) for every request; it may Remove the one it is given.
   template <typename Visit>
   void ForEach(Visit&& visit) {
-    for (const std::vector<Request*>* list : {&running_, &waiting_}) {
-      for (size_t i = list->size(); i-- > 0;) visit((*list)[i]);
+    for (size_t i = all_.size(); i-- > 0;) {
+      if (i < all_.size()) visit(all_[i]);
     }
   }
 
-  bool idle() const { return running_.empty() && waiting_.empty(); }
+  bool idle() const { return all_.empty(); }
+  // Priority down, then order of start.
   const std::vector<Request*>& running() const { return running_; }
-  int32_t num_queued() const { return static_cast<int32_t>(waiting_.size()) - num_paused_; }
+  // Those that have not started yet, put off or not.
+  int32_t num_queued() const {
+    return static_cast<int32_t>(all_.size() - running_.size()) - num_paused_;
+  }
   int32_t num_paused() const { return num_paused_; }
 
   // Throws INTERNAL when the books do not balance. For tests.
   void CheckInvariants() const;
 
  private:
+  bool guaranteed() const { return config_.policy == PSM_GUARANTEED_NO_EVICT; }
+  bool equal_progress() const {
+    return config_.enable_chunked_context && config_.chunking_policy == PSM_CHUNK_EQUAL_PROGRESS;
+  }
+
+  // scheduler_step.cc: one step.
+  void BeginStep();
   void ScheduleGeneration();
+  bool AllocateBeams(Request* request, size_t at);
   void ScheduleContext();
+  void ScheduleContextEqually();
+  void MakeRoomForContext(const Request& request);
+  bool AddContext(Request* request, int32_t most);
+  bool GrowContext(ScheduledSeq* seq, int32_t most);
+  int32_t ContextChunk(const Request& request, int32_t begin, int32_t most, bool may_cut) const;
+  int32_t ChunkWithinRows(const Request& request, int32_t begin) const;
   void StartWaiting();
-  int32_t ContextChunk(const Request& request) const;
-  void AddContext(Request* request, int32_t num_tokens);
-  bool CanStart(const Request& request) const;
-  void Start(Request* request);
+  void NoteMakers();
+  void PutOff(Request* request, const PrefixMakers::Found& found);
+  bool CanBegin(const Request& request, int32_t begin) const;
+  void ScheduleDrafts();
+  int32_t DraftsEach(int32_t* left_over) const;
+  int32_t DraftWithinBlocks(const Request& request, int32_t num_draft) const;
+
+  // scheduler.cc: the books.
+  PrefixMatch MatchFor(const Request& request) const;
+  int32_t MissingBlocks(const Request& request, const PrefixMatch& match) const;
+  int32_t AvailableBlocks();
+  void Start(Request* request, const PrefixMatch& match);
   void PauseLast();
-  void InsertWaiting(Request* request);
-  void Allocate(Request* request, int32_t num_tokens);
+  void StopRunning(Request* request, bool keep_on_host);
+  void AddAllocated(Request* request, int32_t num_blocks);
+  void Allocate(Request* request, int64_t num_positions);
+  int32_t FutureBlocks(const Request& request) const;
+  int32_t ContextDebt(const Request& request) const {
+    return kv_->BlocksFor(request.context_end) - static_cast<int32_t>(request.kv.blocks.size());
+  }
+  int32_t HeldBlocks(const Request& request) const;
+  void CheckRequest(const Request& request, std::vector<const KvSequence*>* sequences) const;
 
   SchedulerConfig config_;
   KvCache* kv_;
+  std::vector<Request*> all_;      // in no particular order
   std::vector<Request*> running_;  // priority down, then order of start: the tail is paused first
-  std::vector<Request*> waiting_;  // the BACK starts next: priority up, then id down
+  WaitingQueue waiting_;
+  PrefixMakers makers_;
+  std::vector<Request*> awaited_;  // running requests that others were put off with
+  std::vector<Request*> beams_;    // running requests with beams
+  mutable std::vector<const KvSequence*> sequences_;  // scratch of HeldBlocks
   int32_t num_paused_ = 0;
-  int64_t reserved_blocks_ = 0;
+  int32_t num_slots_ = 0;  // of max_batch_size, taken by running requests
+  int64_t num_promised_ =
+      0;  // GUARANTEED_NO_EVICT: future blocks of running requests without beams
   uint64_t next_start_order_ = 1;
-  int32_t budget_ = 0;        // tokens left in the step being planned
-  bool context_cut_ = false;  // a context did not fit the budget: those behind it wait
+  // The first in line did not fit when this much was available: nobody looks again before there is
+  // more, so that a long line costs a step nothing.
+  uint64_t blocked_id_ = 0;
+  int32_t blocked_available_ = 0;
+
+  // Of the step being planned.
+  std::vector<Request*> contexts_;  // in the order of running_
+  int32_t budget_ = 0;              // tokens left
+  int32_t rows_ = 0;                // rows of logits left
+  int32_t num_wanted_drafts_ = 0;
+  int32_t context_debt_ = 0;  // MAX_UTILIZATION: blocks that the contexts so far still need
+  size_t turn_ = 0;           // EQUAL_PROGRESS: whose turn it is
+  bool context_cut_ = false;  // a context did not get all it needs: those behind it wait
   StepPlan plan_;
 };
 

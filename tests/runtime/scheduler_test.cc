@@ -43,7 +43,8 @@ struct World {
     request->num_prompt = num_prompt;
     request->max_tokens = max_tokens;
     request->priority = priority;
-    request->tokens.assign(static_cast<size_t>(num_prompt), 1);
+    for (int32_t i = 0; i < num_prompt; ++i)  // nothing in common with any other
+      request->tokens.push_back(static_cast<int32_t>(next_id) * 1000 + i);
     scheduler.Add(request.get());
     all.push_back(std::move(request));
     return all.back().get();
@@ -100,6 +101,7 @@ SchedulerConfig Config(int32_t policy, int32_t batch, int32_t tokens, bool chunk
   config.policy = policy;
   config.max_batch_size = batch;
   config.max_num_tokens = tokens;
+  config.max_logits_rows = tokens;
   config.enable_chunked_context = chunked;
   return config;
 }
