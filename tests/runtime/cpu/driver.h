@@ -38,13 +38,14 @@ class Driver {
     std::vector<int32_t> blocks;
     int32_t done = 0;
     std::vector<float> logits;  // [done][vocab]
+    int32_t adapter = -1;
   };
 
   // Runs the next counts[i] tokens of each sequence (0 = not in this step), with the logits of all
   // of them.
   void Step(std::vector<Sequence>* sequences, const std::vector<int32_t>& counts,
             bool last_only = false) {
-    std::vector<int32_t> ids, positions, query_lens, kv_lens, cu = {0}, rows, table;
+    std::vector<int32_t> ids, positions, query_lens, kv_lens, cu = {0}, rows, table, adapters;
     const int32_t stride = (info.max_seq_len - 1) / info.tokens_per_block + 1;
     for (size_t i = 0; i < sequences->size(); ++i) {
       if (counts[i] == 0) continue;
@@ -57,6 +58,7 @@ class Driver {
         }
       }
       query_lens.push_back(counts[i]);
+      adapters.push_back(s.adapter);
       kv_lens.push_back(s.done + counts[i]);
       cu.push_back(cu.back() + counts[i]);
       while (static_cast<int32_t>(s.blocks.size()) * info.tokens_per_block < kv_lens.back()) {
@@ -81,6 +83,7 @@ class Driver {
     batch.cu_query_lens = cu.data();
     batch.block_table = table.data();
     batch.logits_rows = rows.data();
+    batch.adapter_slots = adapters.data();
     const float* logits = nullptr;
     CHECK_OK(executor.step(executor.self, &batch, &logits));
     for (size_t i = 0; i < sequences->size(); ++i) {

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "plan_builder.h"
@@ -17,6 +19,7 @@ struct TinyShape {
   uint32_t block = 8, max_tokens = 64, max_batch = 8, max_len = 96;
   uint32_t dtype = kF32, group_size = 0;
   bool by_group = false;
+  bool gather_early = false;  // only rows with logits go through what follows the last attention
 };
 
 class TinyModel {
@@ -25,8 +28,10 @@ class TinyModel {
     Build();
   }
 
+  // Adds to the result `out` of product `op_idx` of row `x`.
+  using Update = std::function<void(size_t op_idx, const double* x, double* out)>;
   // Logits of every token of a sequence, [n][vocab], in float64 with the stored weights.
-  std::vector<double> Forward(const std::vector<int32_t>& ids) const;
+  std::vector<double> Forward(const std::vector<int32_t>& ids, const Update& update = {}) const;
 
   PlanBuilder plan;
   const TinyShape s;
@@ -43,7 +48,7 @@ class TinyModel {
     return plan.Tensor(name, PackMatrix(random_.Floats(static_cast<size_t>(n) * k, size), n, k,
                                         s.dtype, s.group_size));
   }
-  void Linear(const char* name, View in, int32_t weight, int32_t bias, View out, bool add) {
+  void Linear(const std::string& name, View in, int32_t weight, int32_t bias, View out, bool add) {
     OpRecord& op = plan.Op(kOpLinear, name);
     op.in[0] = in;
     op.out = out;
@@ -74,8 +79,9 @@ class TinyModel {
   void RunAttention(const OpRecord& op, size_t n, std::vector<Rows>* slots) const;
 
   Random random_;
-  int32_t x_ = 0, normed_ = 0, qkv_ = 0, attended_ = 0, gate_up_ = 0, inner_ = 0, last_ = 0,
-          logits_ = 0;
+  void GatherRows(int32_t* slot, uint32_t width);
+
+  int32_t x_ = 0, normed_ = 0, qkv_ = 0, attended_ = 0, gate_up_ = 0, inner_ = 0, logits_ = 0;
   int32_t cos_ = 0, sin_ = 0;
 };
 
@@ -99,7 +105,6 @@ inline void TinyModel::Build() {
   attended_ = plan.Slot(kRowsTokens, q);
   gate_up_ = plan.Slot(kRowsTokens, 2 * s.inner);
   inner_ = plan.Slot(kRowsTokens, s.inner);
-  last_ = plan.Slot(kRowsLogits, s.hidden);
   logits_ = plan.Slot(kRowsLogits, s.vocab);
   h.logits_slot = static_cast<uint32_t>(logits_);
   const uint32_t half = s.dim / 2;
@@ -119,23 +124,30 @@ inline void TinyModel::Build() {
   embed.tensors[0] = table;
   embed.f[0] = 1.5f;
   for (uint32_t layer = 0; layer < s.layers; ++layer) Layer(static_cast<int32_t>(layer));
-  OpRecord& gather = plan.Op(kOpGatherRows, "last");
-  gather.in[0] = {x_, 0};
-  gather.out = {last_, 0};
-  gather.i[0] = static_cast<int32_t>(s.hidden);
-  Norm("norm", {last_, 0}, {last_, 0}, 1, s.hidden);
-  Linear("lm_head", {last_, 0}, table, -1, {logits_, 0}, false);
+  if (!s.gather_early) GatherRows(&x_, s.hidden);
+  Norm("norm", {x_, 0}, {x_, 0}, 1, s.hidden);
+  Linear("lm_head", {x_, 0}, table, -1, {logits_, 0}, false);
   Pointwise(kOpScale, {logits_, 0}, s.vocab, 0.7f);
   Pointwise(kOpSoftcap, {logits_, 0}, s.vocab, 30);
 }
 
+// What follows goes on with the rows of *slot that have logits.
+inline void TinyModel::GatherRows(int32_t* slot, uint32_t width) {
+  OpRecord& gather = plan.Op(kOpGatherRows, "rows");
+  gather.in[0] = {*slot, 0};
+  *slot = plan.Slot(kRowsLogits, width);
+  gather.out = {*slot, 0};
+  gather.i[0] = static_cast<int32_t>(width);
+}
+
 inline void TinyModel::Layer(int32_t layer) {
+  const std::string prefix = "layers." + std::to_string(layer) + ".";
   const uint32_t q = s.heads * s.dim, kv = s.kv_heads * s.dim;
   const float size = 1 / std::sqrt(static_cast<float>(s.hidden));
   Norm("input_norm", {x_, 0}, {normed_, 0}, 1, s.hidden);
   const int32_t qkv = Weight("qkv", q + 2 * kv, s.hidden, size),
                 bias = Vector("qkv_bias", q + 2 * kv);
-  Linear("qkv", {normed_, 0}, qkv, bias, {qkv_, 0}, false);
+  Linear(prefix + "q|k|v", {normed_, 0}, qkv, bias, {qkv_, 0}, false);
   Norm("q_norm", {qkv_, 0}, {qkv_, 0}, s.heads, s.dim);
   for (int part = 0; part < 2; ++part) {
     OpRecord& rope = plan.Op(kOpRope, part == 0 ? "rope_q" : "rope_k");
@@ -157,8 +169,15 @@ inline void TinyModel::Layer(int32_t layer) {
   attention.i[4] = layer % 2 == 1 ? 20 : 0;  // odd layers have a window
   attention.f[0] = 1 / std::sqrt(static_cast<float>(s.dim));
   attention.f[1] = layer % 2 == 1 ? 10.0f : 0.0f;
+  if (s.gather_early && layer + 1 == static_cast<int32_t>(s.layers)) {
+    GatherRows(&attended_, q);
+    GatherRows(&x_, s.hidden);
+    normed_ = plan.Slot(kRowsLogits, s.hidden);
+    gate_up_ = plan.Slot(kRowsLogits, 2 * s.inner);
+    inner_ = plan.Slot(kRowsLogits, s.inner);
+  }
   const int32_t o = Weight("o", s.hidden, q, size);
-  Linear("o", {attended_, 0}, o, -1, {normed_, 0}, false);
+  Linear(prefix + "o", {attended_, 0}, o, -1, {normed_, 0}, false);
   OpRecord& add = plan.Op(kOpAdd, "residual");
   add.in[0] = {x_, 0};
   add.in[1] = {normed_, 0};
@@ -166,7 +185,7 @@ inline void TinyModel::Layer(int32_t layer) {
   add.i[0] = static_cast<int32_t>(s.hidden);
   Norm("mlp_norm", {x_, 0}, {normed_, 0}, 1, s.hidden);
   const int32_t gate_up = Weight("gate_up", 2 * s.inner, s.hidden, size);
-  Linear("gate_up", {normed_, 0}, gate_up, -1, {gate_up_, 0}, false);
+  Linear(prefix + "gate|up", {normed_, 0}, gate_up, -1, {gate_up_, 0}, false);
   OpRecord& glu = plan.Op(kOpGlu, "glu");
   glu.in[0] = {gate_up_, 0};
   glu.in[1] = {gate_up_, s.inner};
@@ -174,13 +193,23 @@ inline void TinyModel::Layer(int32_t layer) {
   glu.i[0] = static_cast<int32_t>(s.inner);
   glu.i[1] = layer % 3;
   const int32_t down = Weight("down", s.hidden, s.inner, size);
-  Linear("down", {inner_, 0}, down, -1, {x_, 0}, true);
+  Linear(prefix + "down", {inner_, 0}, down, -1, {x_, 0}, true);
 }
 
-inline std::vector<double> TinyModel::Forward(const std::vector<int32_t>& ids) const {
+inline std::vector<double> TinyModel::Forward(const std::vector<int32_t>& ids,
+                                              const Update& update) const {
   std::vector<Rows> slots;
   for (const SlotRecord& slot : plan.slots) slots.emplace_back(ids.size() * slot.width);
-  for (const OpRecord& op : plan.ops) RunOp(op, ids, &slots);
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const OpRecord& op = plan.ops[i];
+    RunOp(op, ids, &slots);
+    if (op.code != kOpLinear || !update) continue;
+    const size_t in = static_cast<size_t>(op.in[0].slot), out = static_cast<size_t>(op.out.slot);
+    for (size_t t = 0; t < ids.size(); ++t) {
+      update(i, slots[in].data() + t * plan.slots[in].width + op.in[0].col,
+             slots[out].data() + t * plan.slots[out].width + op.out.col);
+    }
+  }
   return slots[static_cast<size_t>(logits_)];
 }
 
