@@ -10,6 +10,10 @@ plansmith_test(sampler_test tests/runtime/sampler_test.cc)
 plansmith_test(beam_search_test tests/runtime/beam_search_test.cc)
 plansmith_test(event_queue_test tests/runtime/event_queue_test.cc)
 plansmith_test(simulated_test tests/runtime/simulated_test.cc)
+plansmith_test(fuzz_test tests/runtime/fuzz_test.cc)
+if(PLANSMITH_SANITIZE)
+  target_compile_definitions(fuzz_test PRIVATE FUZZ_REQUESTS=3000)  # some ten times slower there
+endif()
 plansmith_test(step_cost_test tests/runtime/step_cost_test.cc)
 plansmith_test(ngram_test tests/runtime/ngram_test.cc)
 plansmith_test(draft_length_test tests/runtime/draft_length_test.cc)
@@ -25,6 +29,9 @@ foreach(test capi_test capi_invalid_test threads_test)
 endforeach()
 plansmith_test(engine_test tests/runtime/engine_test.cc)
 target_link_libraries(engine_test PRIVATE plansmith_fake_executor m)
+
+plansmith_test(guide_test tests/runtime/guide_test.cc)
+target_link_libraries(guide_test PRIVATE plansmith_fake_executor m)
 
 # The same C program against the shared library: it exports what the header declares and lacks nothing.
 add_executable(capi_shared_test tests/runtime/capi_test.c)
