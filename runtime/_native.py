@@ -14,16 +14,21 @@ from cffi import FFI  # type: ignore[import-untyped]
 from .errors import STATUS_CLASSES, InternalError, UnsupportedError
 
 # The major version must be the same; the library may be newer in the minor one.
-_ABI_MAJOR = 0
-_ABI_MINOR = 1
+_ABI_MAJOR = 1
+_ABI_MINOR = 0
 _LIBRARY_NAMES = {"darwin": "libplansmith.dylib", "win32": "plansmith.dll"}
 # The struct types come as they are and as pointers; these are the others that the package names.
 _OTHER_TYPES = (
     "char[]",
     "float[]",
     "int32_t[]",
+    "psm_block_copy[]",
     "psm_event[]",
     "psm_iteration_stats[]",
+    "psm_kv_event[]",
+    "psm_logits_processor",
+    "psm_lora_module[]",
+    "psm_retention_range[]",
     "const float**",
     "int32_t*",
     "psm_engine**",

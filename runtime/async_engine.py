@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from .engine_base import EngineBase, per_prompt
+from .engine_base import EngineBase, check_streaming, per_prompt
 from .errors import Error, InvalidArgumentError, QueueFullError, ShutdownError, UnsupportedError
 from .prompts import Prompt
 from .request import Completion, Delta, RequestState
@@ -35,10 +35,11 @@ class AsyncEngine(EngineBase):
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
     ) -> AsyncIterator[Delta]:
-        """Yield the request's deltas; the last has a finish_reason. Leaving early or a cancelled task cancels it.
+        """Yield the request's deltas; the last is final. Leaving early or a cancelled task cancels it.
 
-        The request is submitted with the first `anext`; errors are those of Engine.submit.
+        The request is submitted with the first `anext`; errors are those of Engine.submit and Engine.stream.
         """
+        check_streaming(params)
         deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
         state = await self._start_when_room(prompt, params, deltas, new_text)
         try:
@@ -47,7 +48,7 @@ class AsyncEngine(EngineBase):
                 if isinstance(item, Error):
                     raise item
                 yield item
-                if item.finish_reason is not None:
+                if item.is_final:
                     return
         finally:
             if not state.done:
@@ -120,12 +121,22 @@ class AsyncEngine(EngineBase):
         new_text: bool,
     ) -> RequestState:
         room = self._attach()
-        while True:
-            try:
-                return self._start(prompt, params, deltas.put_nowait, new_text=new_text)
-            except QueueFullError:
-                room.clear()
-                await room.wait()
+        guide = None
+        if (
+            params is not None and params.guided is not None
+        ):  # a grammar may take seconds, in which the loop goes on
+            guide = await asyncio.to_thread(self._guide, params)
+        try:
+            while True:
+                try:
+                    return self._start(prompt, params, deltas.put_nowait, new_text=new_text, guide=guide)
+                except QueueFullError:
+                    room.clear()
+                    await room.wait()
+        except BaseException:
+            if guide is not None:
+                guide.close()
+            raise
 
     def _attach(self) -> asyncio.Event:
         """Watch the event descriptor from the running loop; returns the event set on progress."""

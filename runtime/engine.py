@@ -3,118 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
 
-from .engine_base import EngineBase, per_prompt
+from .engine_base import EngineBase, check_streaming, per_prompt
 from .errors import Error, InternalError, InvalidArgumentError, QueueFullError, ShutdownError
 from .events import Event
+from .handle import Mailbox, RequestHandle, TextStream
 from .native_engine import NativeEngine
 from .prompts import Prompt
-from .request import Completion, Delta, RequestState
-from .sampling import SamplingParams
+from .request import Completion, Delta, SequenceOutput
+from .sampling import RetentionRange, SamplingParams
 
-__all__ = ["Completion", "Delta", "Engine", "RequestHandle", "SamplingParams"]
-
-
-class RequestHandle:
-    """A submitted request. Iterate it for deltas as they come, or ask for the whole `result`; any thread."""
-
-    def __init__(self, engine: Engine, on_delta: Callable[[Delta | Error], None] | None = None) -> None:
-        self._engine = engine
-        self._on_delta = on_delta
-        self._deltas: queue.SimpleQueue[Delta | Error] = queue.SimpleQueue()
-        self._finished = threading.Event()
-        self._exhausted = False  # the reader's own view: the last delta may be out before _finished is set
-        self._state: RequestState | None = None
-
-    def __iter__(self) -> Iterator[Delta]:
-        """Return this handle: its deltas come once, up to the last, which has a finish_reason."""
-        return self
-
-    def __next__(self) -> Delta:
-        """Wait for the next delta; raises the request's Error if it failed."""
-        if self._exhausted:
-            raise StopIteration
-        self._engine._drive(lambda: not self._deltas.empty())
-        item = self._deltas.get()
-        self._exhausted = _is_last(item)
-        if isinstance(item, Error):
-            raise item
-        return item
-
-    def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the end and return the whole output.
-
-        timeout : seconds; TimeoutError when it runs out, and the request goes on
-        raises the Error the request failed with
-        """
-        self._engine._drive(self._finished.is_set)
-        if not self._finished.wait(timeout):
-            raise TimeoutError(f"the request has not finished within {timeout:g} s; cancel() ends it")
-        assert self._state is not None
-        if self._state.error is not None:
-            raise self._state.error
-        assert self._state.completion is not None
-        return self._state.completion
-
-    @property
-    def done(self) -> bool:
-        """Whether the last delta is there."""
-        return self._finished.is_set()
-
-    def cancel(self) -> None:
-        """Ask for the end; a last delta with finish_reason "cancelled" follows. Nothing if it has already ended."""
-        if self._state is not None and not self.done:
-            self._engine._cancel(self._state.request_id)
-
-    def __enter__(self) -> RequestHandle:
-        """Cancel the request when the block is left early."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Cancel the request if it has not ended."""
-        self.cancel()
-
-    def _take(self, item: Delta | Error) -> None:
-        try:
-            (self._on_delta or self._deltas.put)(item)
-        finally:  # an on_delta that raises must not leave result() waiting
-            if _is_last(item):
-                self._finished.set()
-
-
-class TextStream(Iterator[Delta]):
-    """The deltas of one request, which is cancelled when the stream is closed or dropped before its end."""
-
-    def __init__(self, handle: RequestHandle) -> None:
-        self._handle = handle
-
-    def __next__(self) -> Delta:
-        """Wait for the next delta."""
-        return next(self._handle)
-
-    def close(self) -> None:
-        """Cancel the request if it has not ended."""
-        self._handle.cancel()
-
-    def __enter__(self) -> TextStream:
-        """Close the stream at the end of the block."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the stream."""
-        self.close()
-
-    def __del__(self) -> None:
-        """Close a stream that nobody reads any more."""
-        self.close()
+__all__ = [
+    "Completion",
+    "Delta",
+    "Engine",
+    "RequestHandle",
+    "RetentionRange",
+    "SamplingParams",
+    "SequenceOutput",
+]
 
 
 class Engine(EngineBase):
@@ -153,14 +67,24 @@ class Engine(EngineBase):
         raises InvalidArgumentError, ShapeError for a length over the limits, QueueFullError, OutOfMemoryError when
             the KV cache is too small for it, ShutdownError on a closed engine
         """
-        handle = RequestHandle(self, on_delta)
-        handle._state = self._start(prompt, params, handle._take, new_text=new_text)
-        return handle
+        mailbox = Mailbox(on_delta)
+        guide = self._guide(params)
+        try:
+            state = self._start(prompt, params, mailbox.put, new_text=new_text, guide=guide)
+        except BaseException:
+            if guide is not None:
+                guide.close()
+            raise
+        return RequestHandle(self, mailbox, state)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
     ) -> TextStream:
-        """Queue a request and return its deltas as they come. Closing or dropping the stream cancels the request."""
+        """Queue a request and return its deltas as they come. Closing or dropping the stream cancels the request.
+
+        raises InvalidArgumentError for best_of above n: which outputs are the best is known only at the end
+        """
+        check_streaming(params)
         return TextStream(self.submit(prompt, params, new_text=new_text))
 
     def generate(
@@ -278,10 +202,6 @@ def _dispatch(core: NativeEngine, engine_of: weakref.ref[Engine]) -> None:
                 return
             engine._deliver(events)
             del engine
-
-
-def _is_last(item: Delta | Error) -> bool:
-    return isinstance(item, Error) or item.finish_reason is not None
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .adapters import AdapterTable
 from .chat import Message
-from .errors import (
-    EngineFileError,
-    Error,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    ShutdownError,
-    UnsupportedError,
-)
-from .events import Event, TokenEvent
-from .executor import Executor, Int32Array, ModelInfo, cpu_executor
-from .manifest import Manifest, load_manifest
-from .native_engine import EngineOptions, NativeEngine
+from .detokenizer import Detokenizer
+from .errors import Error, InternalError, InvalidArgumentError, NotFoundError, ShutdownError, UnsupportedError
+from .events import EndEvent, Event, TokenEvent
+from .executor import Executor, Int32Array, ModelInfo
+from .guided import GuideHandle, guide_of
+from .kv_events import KvEvent
+from .manifest import Manifest
+from .native_engine import EngineOptions, NativeEngine, Submission
+from .opening import CpuOptions, plan_opening
 from .prompts import Prompt, bad_words_ids, check_lengths, check_token_ids, encode_prompt
 from .request import RequestState, Sink
 from .sampling import SamplingParams
@@ -32,8 +29,6 @@ from .tokenizer import Tokenizer
 _EngineT = TypeVar("_EngineT", bound="EngineBase")
 # So many of the prompt's last tokens tell the detokenizer how the text goes on; a character has at most 4 bytes.
 _PRIMING_TOKENS = 8
-# A step of so many tokens keeps a CPU's matrix products at their peak already; longer ones only delay first tokens.
-_CPU_TOKEN_BUDGET = 512
 
 
 class EngineBase:
@@ -58,6 +53,9 @@ class EngineBase:
         self._core = NativeEngine(executor, self._options)
         weakref.finalize(self, self._core.close)  # also at the interpreter's exit
         self._model_info = self._core.model_info()
+        self._adapters = AdapterTable(
+            self._core, self._model_info, None if manifest is None else manifest.model
+        )
         self._client_ids = itertools.count(1)
         self._states: dict[int, RequestState] = {}
 
@@ -67,60 +65,39 @@ class EngineBase:
         engine_dir: Path | str,
         target: str = "cpu",
         *,
+        draft: Path | str | None = None,
+        speculation: str = "auto",
         num_threads: int = 0,
         pin_threads: bool = False,
         isa: str | None = None,
-        max_batch_size: int = 0,
-        max_num_tokens: int = 0,
-        scheduler_policy: str = "guaranteed_no_evict",
-        enable_chunked_context: bool = True,
-        max_queue_size: int = 0,
-        kv_cache_bytes: int = 0,
-        iter_stats_max_iterations: int = 1000,
-        manual_step: bool = False,
+        max_adapters: int | None = None,
+        max_adapter_rank: int | None = None,
         verify_hashes: bool = False,
+        **options: Any,
     ) -> _EngineT:
         """Open one target of an engine directory.
 
+        draft : another engine directory, of a smaller model with the same vocabulary, that proposes tokens
+        speculation : "auto": by `draft`, or the draft the engine was built with (plansmith build --draft), where there
+            is one; "model": the same, or an error; "ngram": by lookup in prompt and output; "off"
         num_threads : of the cpu target; 0 = one a core
-        max_num_tokens : token budget of a step; 0 = 512 on the cpu target, or the engine's limit where that is less or
-            prompts are not cut
-        pin_threads, isa : see cpu_executor
+        pin_threads, isa, max_adapters, max_adapter_rank : see cpu_executor
         verify_hashes : read every file of the target and compare its sha256; sizes are always compared
-        the others : see EngineOptions
+        options : fields of EngineOptions. max_num_tokens 0 = 512 on the cpu target, or the engine's limit where that
+            is less or prompts are not cut
         raises EngineFileError for a damaged directory or a target that is not in it, UnsupportedError for a target
-            that this installation cannot run
+            that this installation cannot run, InvalidArgumentError for a draft that does not fit, with the command
+            that builds one that does
         """
-        manifest = load_manifest(engine_dir)
-        if max_num_tokens == 0 and enable_chunked_context:
-            max_num_tokens = min(max(_CPU_TOKEN_BUDGET, max_batch_size), manifest.limits.max_num_tokens)
-        options = EngineOptions(
-            max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens,
-            scheduler_policy=scheduler_policy,
-            enable_chunked_context=enable_chunked_context,
-            max_queue_size=max_queue_size,
-            kv_cache_bytes=kv_cache_bytes,
-            iter_stats_max_iterations=iter_stats_max_iterations,
-            manual_step=manual_step,
-        )
-        plan = manifest.plan_path(target)
-        if target != "cpu":
-            raise UnsupportedError(
-                f"target {target!r} is a TensorRT plan, and this version of the runtime runs cpu plans only; open "
-                "the cpu target, or run the plan on its GPU with TensorRT"
-            )
-        manifest.check_files([target], hashes=verify_hashes)
+        opening = plan_opening(engine_dir, target, draft, speculation, options)
+        manifest = opening.manifest
         tokenizer_dir = manifest.root / "tokenizer"
+        cpu = CpuOptions(num_threads, pin_threads, isa, max_adapters, max_adapter_rank)
+        opening.check_files(hashes=verify_hashes)
         has_tokenizer = (tokenizer_dir / "tokenizer.json").is_file()
         tokenizer = Tokenizer.from_directory(tokenizer_dir) if has_tokenizer else None
-        executor = cpu_executor(plan, num_threads=num_threads, pin_threads=pin_threads, isa=isa)
-        try:
-            _compare_limits(executor.describe(), manifest)
-        except Error:
-            executor.close()
-            raise
-        return cls(executor, options, tokenizer, manifest.model.eos_token_ids, manifest)
+        executor, made = opening.executors(cpu)
+        return cls(executor, made, tokenizer, manifest.model.eos_token_ids, manifest)
 
     @classmethod
     def from_executor(
@@ -167,28 +144,80 @@ class EngineBase:
         prompt_ids = encode_prompt(prompt, self.tokenizer, vocab_size)
         check_lengths(len(prompt_ids), params, self._model_info)
         check_token_ids(params, self.tokenizer, vocab_size)
+        self._adapters.id_of(params.adapter)
+
+    def load_adapter(self, name: str, path: Path | str) -> int:
+        """Load a LoRA adapter for requests to name in SamplingParams.adapter, and return its id.
+
+        path : a directory that PEFT wrote, or with the pair of arrays of TensorRT-LLM
+        Waits for the step in progress, so an asyncio program calls it with asyncio.to_thread.
+        raises CheckpointError for a damaged directory, ShapeError for one of another model, InvalidArgumentError for a
+            name that is taken, OutOfMemoryError when no more fit, UnsupportedError for an executor without adapters
+        """
+        return self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter and what is cached with it; waits like load_adapter.
+
+        raises NotFoundError, or InvalidArgumentError while requests use it
+        """
+        self._adapters.unload(name)
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """The loaded adapters: name -> id."""
+        return dict(self._adapters.ids)
+
+    def kv_events(self) -> list[KvEvent]:
+        """Take the changes of the prefix cache since the last call, oldest first; needs EngineOptions.max_kv_events."""
+        return self._core.kv_events()
+
+    def _guide(self, params: SamplingParams | None) -> GuideHandle | None:
+        """Return the guide of a request, which `_start` or `close` of it consumes. May take seconds. Any thread."""
+        if params is None or params.guided is None:
+            return None
+        if self.tokenizer is None:
+            raise InvalidArgumentError(
+                "the engine has no tokenizer, which guided needs to read a grammar's text; leave guided out"
+            )
+        return guide_of(params.guided, self.tokenizer, self._model_info.vocab_size, self._end_ids(params))
+
+    def _end_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return tuple(params.stop_token_ids) + (() if params.ignore_eos else self.eos_token_ids)
 
     def _start(
-        self, prompt: Prompt, params: SamplingParams | None, sink: Sink, *, new_text: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        sink: Sink,
+        *,
+        new_text: bool = False,
+        guide: GuideHandle | None = None,
     ) -> RequestState:
-        """Submit a request whose deltas go to `sink`, on the thread that routes events."""
+        """Submit a request whose deltas go to `sink`, on the thread that routes events.
+
+        guide : of `_guide(params)`; the caller closes it when this fails
+        """
         params = params or SamplingParams()
         prompt_ids = encode_prompt(prompt, self.tokenizer, self._model_info.vocab_size)
-        end_ids = tuple(params.stop_token_ids) + (() if params.ignore_eos else self.eos_token_ids)
+        end_ids = self._end_ids(params)
         state = RequestState(
-            prompt_ids.tolist(), params, end_ids, self._detokenizer(params, prompt_ids, new_text), sink
+            prompt_ids.tolist(), params, end_ids, self._detokenizers(params, prompt_ids, new_text), sink
         )
         client_id = next(self._client_ids)
+        submission = Submission(
+            prompt_ids,
+            params,
+            max_tokens=self._max_tokens(params, len(prompt_ids)),
+            end_ids=end_ids,
+            bad_words=bad_words_ids(params, self.tokenizer),
+            client_id=client_id,
+            adapter_id=self._adapters.id_of(params.adapter),
+            guide=None if guide is None else guide.struct,
+        )
         self._states[client_id] = state  # before the submission: events may come before it returns
         try:
-            state.request_id = self._core.submit(
-                prompt_ids,
-                params,
-                max_tokens=self._max_tokens(params, len(prompt_ids)),
-                end_ids=end_ids,
-                bad_words=bad_words_ids(params, self.tokenizer),
-                client_id=client_id,
-            )
+            state.request_id = self._core.submit(submission)
         except BaseException:
             self._states.pop(client_id, None)  # a close beside it may have failed it already
             raise
@@ -200,16 +229,24 @@ class EngineBase:
         # A prompt that leaves no room gets 1, and the core's message about its length.
         return max(1, params.min_tokens, self._model_info.max_seq_len - prompt_len)
 
-    def _detokenizer(self, params: SamplingParams, prompt_ids: Int32Array, new_text: bool) -> Any:
+    def _detokenizers(
+        self, params: SamplingParams, prompt_ids: Int32Array, new_text: bool
+    ) -> Callable[[], Detokenizer] | None:
+        """Return what makes the detokenizer of each output; None = no text."""
         if self.tokenizer is None or not params.detokenize:
             if params.stop_strings:
                 why = "detokenize=False" if self.tokenizer is not None else "an engine without a tokenizer"
                 raise InvalidArgumentError(f"stop strings are matched on text, which {why} does not make")
             return None
-        detokenizer = self.tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        if not new_text:
-            detokenizer.prime(prompt_ids[-_PRIMING_TOKENS:].tolist())
-        return detokenizer
+        tokenizer = self.tokenizer
+
+        def make() -> Detokenizer:
+            detokenizer = tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens)
+            if not new_text:
+                detokenizer.prime(prompt_ids[-_PRIMING_TOKENS:].tolist())
+            return detokenizer
+
+        return make
 
     def _pump(self, timeout_ms: int) -> int:
         """Poll once and give each event to its request; returns the number of events."""
@@ -222,11 +259,10 @@ class EngineBase:
             state = self._states.get(event.client_id)
             if state is None:
                 continue
+            if isinstance(event, EndEvent) and event.is_final:
+                del self._states[event.client_id]
             try:
-                if not isinstance(event, TokenEvent):
-                    del self._states[event.client_id]
-                    state.on_end(event)
-                elif state.on_token(event):
+                if _give(event, state):
                     self._cancel(event.request_id)
             except (Exception, SystemExit) as error:  # one request's text or sink must not stop the others
                 self._cancel(event.request_id)
@@ -250,6 +286,16 @@ class EngineBase:
                     state.fail(error)
 
 
+def _give(event: Event, state: RequestState) -> bool:
+    """Give an event to its request; returns whether to cancel the request."""
+    if isinstance(event, TokenEvent):
+        return state.on_token(event)
+    if isinstance(event, EndEvent):
+        return state.on_end(event)
+    state.on_context(event)
+    return False
+
+
 def per_prompt(
     prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams | None]:
@@ -263,17 +309,10 @@ def per_prompt(
     return list(params)
 
 
-def _compare_limits(info: ModelInfo, manifest: Manifest) -> None:
-    """Refuse a plan that is not the one the manifest describes."""
-    wanted: Mapping[str, int] = {
-        "vocab_size": manifest.model.vocab_size,
-        "num_layers": manifest.model.num_layers,
-        "max_seq_len": manifest.limits.max_seq_len,
-        "tokens_per_block": manifest.limits.tokens_per_block,
-    }
-    for name, value in wanted.items():
-        if getattr(info, name) != value:
-            raise EngineFileError(
-                f"the plan in {manifest.root} has {name} {getattr(info, name)}, manifest.json says {value}; "
-                "build the engine again"
-            )
+def check_streaming(params: SamplingParams | None) -> None:
+    """Refuse to stream outputs that are chosen at the end; beams merely come late."""
+    if params is not None and params.num_sequences > params.n:
+        raise InvalidArgumentError(
+            f"best_of {params.best_of} with n {params.n} cannot be streamed: which outputs are the best is known only "
+            "at the end; use generate, or leave best_of out"
+        )

@@ -2,83 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ._native import native
+from .batch import AdapterModule, Batch, BlockCopy, Float32Array, Int32Array, ModelInfo
 from .errors import ExecutorError, ShapeError, ShutdownError
 
-Int32Array = NDArray[np.int32]
-Float32Array = NDArray[np.float32]
+__all__ = [
+    "AdapterModule",
+    "Batch",
+    "BlockCopy",
+    "Executor",
+    "ExecutorModel",
+    "Float32Array",
+    "Int32Array",
+    "ModelInfo",
+    "PythonExecutor",
+    "cpu_executor",
+    "simulated_executor",
+]
+
 _OK, _ERROR_EXECUTOR = 0, 8
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelInfo:
-    """What an executor is and can take; all limits inclusive."""
-
-    vocab_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_batch_size: int
-    max_num_tokens: int
-    max_input_len: int
-    max_seq_len: int
-    tokens_per_block: int
-    kv_bytes_per_block: int
-
-    @classmethod
-    def from_struct(cls, struct: Any) -> ModelInfo:
-        """Return the fields of a psm_model_info."""
-        return cls(**{field.name: int(getattr(struct, field.name)) for field in dataclasses.fields(cls)})
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """One mixed step as views of the core's arrays, valid during the call only; copy what you keep.
-
-    input_ids, position_ids : (T,) int32
-    query_lens, kv_lens : (B,) int32; cu_query_lens : (B + 1,)
-    block_table : (B, stride) int32, -1 where unused
-    logits_rows : (R,) int32, ascending
-    native : the psm_batch pointer itself, for executors that pass it on
-    """
-
-    input_ids: Int32Array
-    position_ids: Int32Array
-    query_lens: Int32Array
-    kv_lens: Int32Array
-    cu_query_lens: Int32Array
-    block_table: Int32Array
-    logits_rows: Int32Array
-    native: Any = dataclasses.field(repr=False)
-
-    @classmethod
-    def from_pointer(cls, batch: Any) -> Batch:
-        """Return views over a psm_batch."""
-        num_tokens, num_seqs = batch.num_tokens, batch.num_seqs
-        table = _int32_view(batch.block_table, num_seqs * batch.block_table_stride)
-        return cls(
-            input_ids=_int32_view(batch.input_ids, num_tokens),
-            position_ids=_int32_view(batch.position_ids, num_tokens),
-            query_lens=_int32_view(batch.query_lens, num_seqs),
-            kv_lens=_int32_view(batch.kv_lens, num_seqs),
-            cu_query_lens=_int32_view(batch.cu_query_lens, num_seqs + 1),
-            block_table=table.reshape(num_seqs, batch.block_table_stride),
-            logits_rows=_int32_view(batch.logits_rows, batch.num_logits_rows),
-            native=batch,
-        )
+_OPTIONAL = ("copy_blocks", "open_host", "load_adapter", "unload_adapter")
 
 
 class ExecutorModel(Protocol):
-    """What a Python executor implements; called by one thread at a time: describe, open, step..., close."""
+    """What a Python executor implements; called by one thread at a time: describe, open, step..., close.
+
+    It may have more methods, which the engine uses where they are:
+
+    copy_blocks(copies: list[BlockCopy]) : copy blocks in order; without it nothing is shared inside a block, and there
+        are no beams
+    open_host(num_blocks: int) : allocate host blocks, after open; for host_cache_bytes
+    load_adapter(slot: int, modules: list[AdapterModule]), unload_adapter(slot: int) : for LoRA
+    now_ns() -> int : its own clock, in nanoseconds, never going back; from any thread
+    """
 
     def describe(self) -> ModelInfo:
         """Return the model's sizes and limits; may be called before open."""
@@ -129,6 +94,19 @@ class Executor:
         logits: Float32Array = np.frombuffer(data, np.float32).reshape(rows, self._vocab_size).copy()
         return logits
 
+    def can(self, name: str) -> bool:
+        """Return whether it has an optional function of psm_executor, such as "copy_blocks"."""
+        return bool(getattr(self.struct, name))
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks in order, each copy seeing what those before it wrote."""
+        array = native().ffi.new("psm_block_copy[]", [copy.to_tuple() for copy in copies])
+        self._check(self.struct.copy_blocks(self.struct.self, array, len(copies)))
+
+    def open_host(self, num_blocks: int) -> None:
+        """Allocate host blocks, after `open`."""
+        self._check(self.struct.open_host(self.struct.self, num_blocks))
+
     def close(self) -> None:
         """Release the executor. Not after an engine has taken it over."""
         self.struct.close(self.struct.self)
@@ -146,51 +124,50 @@ class PythonExecutor(Executor):
 
     def __init__(self, model: ExecutorModel) -> None:
         core = native()
-        self._model = model
+        self._model: Any = model  # with more methods than the protocol names
         self._logits: Float32Array | None = None  # keeps the last step's result alive for the core
         self._error_text = core.ffi.NULL
         ffi = core.ffi
         types = {name: field.type for name, field in ffi.typeof("psm_executor").fields}
         self._callbacks = {
-            "describe": ffi.callback(types["describe"], self._describe, error=_ERROR_EXECUTOR),
-            "open": ffi.callback(types["open"], self._open, error=_ERROR_EXECUTOR),
-            "step": ffi.callback(types["step"], self._step, error=_ERROR_EXECUTOR),
-            "close": ffi.callback(types["close"], self._close),
+            "close": ffi.callback(types["close"], lambda _self: model.close()),
             "last_error": ffi.callback(types["last_error"], lambda _self: self._error_text),
         }
+        if hasattr(model, "now_ns"):
+            self._callbacks["now_ns"] = ffi.callback(types["now_ns"], lambda _self: model.now_ns())
+        for name in ("describe", "open", "step", *(name for name in _OPTIONAL if hasattr(model, name))):
+            self._callbacks[name] = ffi.callback(types[name], self._guarded(name), error=_ERROR_EXECUTOR)
         struct = core.new("psm_executor")
         for name, callback in self._callbacks.items():
             setattr(struct, name, callback)
         super().__init__(struct)
 
-    def _failed(self, error: BaseException) -> int:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        self._error_text = native().ffi.new("char[]", text.encode())
-        return _ERROR_EXECUTOR
+    def _guarded(self, name: str) -> Callable[..., int]:
+        """Return a method as the core calls it: it must get a status whatever happens, a KeyboardInterrupt included."""
+        method = getattr(self, f"_{name}")
 
-    # The core must get a status whatever happens in the callbacks, a KeyboardInterrupt included.
-    def _describe(self, _self: Any, info: Any) -> int:
-        try:
-            described = self._model.describe()
-            self._vocab_size = described.vocab_size
-            for name, value in dataclasses.asdict(described).items():
-                setattr(info, name, value)
-        except BaseException as error:
-            return self._failed(error)
-        return _OK
+        def call(_self: Any, *arguments: Any) -> int:
+            try:
+                method(*arguments)
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self._error_text = native().ffi.new("char[]", text.encode(errors="replace"))
+                return _ERROR_EXECUTOR
+            return _OK
 
-    def _open(self, _self: Any, num_blocks: int) -> int:
-        try:
-            self._model.open(num_blocks)
-        except BaseException as error:
-            return self._failed(error)
-        return _OK
+        return call
 
-    def _step(self, _self: Any, batch_pointer: Any, out: Any) -> int:
-        self.callback_thread = threading.get_ident()
-        try:
-            if self.is_engine_closing:
-                raise ShutdownError("the engine was closed before the step")
+    def _describe(self, info: Any) -> None:
+        described = self._model.describe()
+        self._vocab_size = described.vocab_size
+        for name, value in dataclasses.asdict(described).items():
+            setattr(info, name, value)
+
+    def _open(self, num_blocks: int) -> None:
+        self._model.open(num_blocks)
+
+    def _step(self, batch_pointer: Any, out: Any) -> None:
+        with self._called():
             batch = Batch.from_pointer(batch_pointer)
             logits = np.ascontiguousarray(self._model.step(batch), dtype=np.float32)
             wanted = (len(batch.logits_rows), self._vocab_size)
@@ -200,23 +177,48 @@ class PythonExecutor(Executor):
                 )
             self._logits = logits
             out[0] = native().ffi.from_buffer("float[]", logits)
-        except BaseException as error:
-            return self._failed(error)
+
+    def _copy_blocks(self, copies: Any, count: int) -> None:
+        with self._called():
+            self._model.copy_blocks([BlockCopy.from_struct(copies[i]) for i in range(count)])
+
+    def _open_host(self, num_blocks: int) -> None:
+        self._model.open_host(num_blocks)
+
+    def _load_adapter(self, slot: int, modules: Any, count: int) -> None:
+        with self._called():
+            self._model.load_adapter(slot, [AdapterModule.from_struct(modules[i]) for i in range(count)])
+
+    def _unload_adapter(self, slot: int) -> None:
+        with self._called():
+            self._model.unload_adapter(slot)
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        """Note the thread that the core waits for; refuse to begin while the engine closes."""
+        self.callback_thread = threading.get_ident()
+        try:
+            if self.is_engine_closing:
+                raise ShutdownError("the engine was closed before the step")
+            yield
         finally:
             self.callback_thread = None
-        return _OK
-
-    def _close(self, _self: Any) -> None:
-        self._model.close()
 
 
 def cpu_executor(
-    plan_path: Path | str, *, num_threads: int = 0, pin_threads: bool = False, isa: str | None = None
+    plan_path: Path | str,
+    *,
+    num_threads: int = 0,
+    pin_threads: bool = False,
+    isa: str | None = None,
+    max_adapters: int | None = None,
+    max_adapter_rank: int | None = None,
 ) -> Executor:
     """Map a cpu plan file and return the built-in executor over it.
 
     num_threads : 0 = one a core, the calling thread included
     isa : None = the best this machine has; else "portable", "avx2" or "avx512vnni"
+    max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
     raises EngineFileError for a damaged plan, UnsupportedError for an isa the machine lacks
     """
     core = native()
@@ -224,6 +226,10 @@ def cpu_executor(
     core.lib.psm_cpu_options_init(options)
     options.num_threads = num_threads
     options.pin_threads = int(pin_threads)
+    if max_adapters is not None:
+        options.max_adapters = max_adapters
+    if max_adapter_rank is not None:
+        options.max_adapter_rank = max_adapter_rank
     isa_text = core.ffi.NULL if isa is None else core.ffi.new("char[]", isa.encode())
     options.isa = isa_text
     struct = core.new("psm_executor")
@@ -231,7 +237,20 @@ def cpu_executor(
     return Executor(struct)
 
 
-def _int32_view(pointer: Any, count: int) -> Int32Array:
-    if count == 0:
-        return np.empty(0, np.int32)
-    return np.frombuffer(native().ffi.buffer(pointer, count * 4), np.int32)
+def simulated_executor(info: ModelInfo, **options: float) -> Executor:
+    """Return the simulated executor: hashes as tokens, and a clock that advances by a GPU's cost model.
+
+    options : the further fields of psm_simulated_options, e.g. weight_bytes, memory_bytes_per_s
+    raises InvalidArgumentError for numbers it cannot take
+    """
+    core = native()
+    struct = core.ffi.new("psm_simulated_options*")
+    core.lib.psm_simulated_options_init(struct)
+    struct.info.struct_size = core.struct_size("psm_model_info")
+    for name, value in dataclasses.asdict(info).items():
+        setattr(struct.info, name, value)
+    for name, value in options.items():
+        setattr(struct, name, value)
+    executor = core.new("psm_executor")
+    core.check(core.lib.psm_simulated_executor_create(struct, executor))
+    return Executor(executor)

@@ -21,6 +21,7 @@ from . import manifest_fields as read
 from .errors import EngineFileError
 from .manifest_entries import (
     CheckpointEntry,
+    DraftEntry,
     FileEntry,
     GraphContractEntry,
     HostEntry,
@@ -54,6 +55,7 @@ class Manifest(Fields):
     graph_contract: GraphContractEntry = read.entry(GraphContractEntry)
     checkpoint: CheckpointEntry = read.entry(CheckpointEntry)
     targets: dict[str, TargetEntry] = read.entry_map(TargetEntry)
+    draft: DraftEntry | None = read.optional_entry(DraftEntry)
     root: pathlib.Path = dataclasses.field(default=pathlib.Path(), compare=False)
 
     def target(self, name: str) -> TargetEntry:
@@ -82,6 +84,11 @@ class Manifest(Fields):
         """Return the path of a target's plan, its first file."""
         return self.path(self.target(name).files[0])
 
+    def draft_files(self, name: str) -> tuple[FileEntry, ...]:
+        """Return the files of what drafts for a target; () when there is none."""
+        target = None if self.draft is None else self.draft.targets.get(name)
+        return () if target is None else target.files
+
     def check_files(self, targets: Iterable[str] | None = None, *, hashes: bool = False) -> None:
         """Check that the files are there whole: sizes always, contents too with hashes.
 
@@ -94,15 +101,23 @@ class Manifest(Fields):
         for name in self.targets if targets is None else targets:
             for entry in self.target(name).files:
                 self.check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
+            for entry in self.draft_files(name):
+                self.check_file(entry, hashes=hashes, what=f"draft of target {name}", fix=self._rebuild(name))
 
-    def build_command(self, targets: str) -> str:
-        """Return the command that builds `targets` into this directory, at its precision and limits."""
+    def build_command(self, targets: str, *, draft: str | None = None) -> str:
+        """Return the command that builds `targets` into this directory, at its precision and limits.
+
+        draft : the precision of a draft to build with them; None = as the directory has it
+        """
         limits = self.limits
+        draft = draft or (self.draft.precision if self.draft is not None else None)
         return (
             f"plansmith build {self.checkpoint.path} -o {self.root} --target {targets} --precision {self.precision} "
             f"--max-batch-size {limits.max_batch_size} --max-num-tokens {limits.max_num_tokens} "
             f"--max-input-len {limits.max_input_len} --max-seq-len {limits.max_seq_len} "
             f"--tokens-per-block {limits.tokens_per_block}"
+            + (f" --max-beam-width {limits.max_beam_width}" if limits.max_beam_width > 1 else "")
+            + (f" --draft {draft}" if draft else "")
         )
 
     def _rebuild(self, name: str | None = None) -> str:
@@ -230,7 +245,11 @@ def _check_consistency(manifest: Manifest, path: pathlib.Path) -> None:
             limits.max_seq_len <= model.max_position_embeddings,
             "limits.max_seq_len must not exceed model.max_position_embeddings",
         ),
-        (all(target.files for target in manifest.targets.values()), "every target must have a file"),
+        (all(target.files for target in _all_targets(manifest)), "every target must have a file"),
+        (
+            manifest.draft is None or manifest.draft.targets.keys() <= manifest.targets.keys(),
+            "draft.targets must be among targets",
+        ),
         (
             manifest.tokenizer.sha256 == hash_entries(manifest.tokenizer.files),
             "tokenizer.sha256 must be the hash of tokenizer.files",
@@ -244,6 +263,11 @@ def _check_consistency(manifest: Manifest, path: pathlib.Path) -> None:
             f"{path} has graph contract {manifest.graph_contract.version}, this runtime drives "
             f"{GRAPH_CONTRACT_VERSION}; build the engine again with this version of plansmith"
         )
+
+
+def _all_targets(manifest: Manifest) -> list[TargetEntry]:
+    drafts = {} if manifest.draft is None else manifest.draft.targets
+    return [*manifest.targets.values(), *drafts.values()]
 
 
 def _not_an_engine(root: pathlib.Path) -> str:

@@ -1,5 +1,7 @@
 """The parts of manifest.json, one class an object, every field with its type and range. Standard library only."""
 
+# ruff: noqa: RUF009 - these calls make the fields
+
 from __future__ import annotations
 
 import dataclasses
@@ -136,3 +138,14 @@ class TargetEntry(Fields):
     flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
     key: str = read.sha256()
     seconds: float = read.number(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftEntry(Fields):
+    """The same model compiled at another precision, which drafts for the targets of the same names.
+
+    Its plans have the engine's limits; a target may be without one.
+    """
+
+    precision: str = read.text()
+    targets: dict[str, TargetEntry] = read.entry_map(TargetEntry)

@@ -49,12 +49,17 @@ class Fields:
                     f"{where} has a field {name[:60]!r} that this plansmith does not know; upgrade plansmith, "
                     f"or {REBUILD}"
                 )
+        optional = {field.name for field in dataclasses.fields(cls) if "optional" in field.metadata}  # type: ignore[arg-type]
         for name in readers:
-            if name not in value:
+            if name not in value and name not in optional:
                 raise EngineFileError(f"{where} lacks the field {name!r}; {REBUILD}")
         separator = ": " if where.endswith(".json") else "."
         return cls(
-            **{name: reader(value[name], f"{where}{separator}{name}") for name, reader in readers.items()}
+            **{
+                name: reader(value[name], f"{where}{separator}{name}")
+                for name, reader in readers.items()
+                if name in value
+            }
         )
 
 
@@ -161,6 +166,11 @@ def entry(kind: type[Fields]) -> Any:
     return _field(kind.read)
 
 
+def optional_entry(kind: type[Fields]) -> Any:
+    """Field: an object of another dataclass, or None, which is not written: files from before the field have none."""
+    return dataclasses.field(default=None, metadata={"read": kind.read, "optional": True})
+
+
 def entries(kind: type[Fields]) -> Any:
     """Field: a list of such objects."""
     return _list(kind.read)
@@ -184,7 +194,9 @@ def to_json(value: Any) -> Any:
     """Return a Fields object as plain JSON values, in the order of its fields."""
     if isinstance(value, Fields):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        return {f.name: to_json(getattr(value, f.name)) for f in fields if "read" in f.metadata}
+        present = {f.name: getattr(value, f.name) for f in fields if "read" in f.metadata}
+        left_out = {f.name for f in fields if "optional" in f.metadata and present[f.name] is None}
+        return {name: to_json(one) for name, one in present.items() if name not in left_out}
     if isinstance(value, dict):
         return {key: to_json(one) for key, one in value.items()}
     if isinstance(value, tuple | list):

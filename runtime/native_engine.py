@@ -3,98 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from ._native import native
+from .engine_options import EngineOptions
 from .errors import InvalidArgumentError, ShutdownError, UnsupportedError
-from .events import Event, event_of
-from .executor import Executor, Int32Array, ModelInfo
-from .sampling import SamplingParams
+from .events import EndEvent, Event, event_of
+from .executor import Executor, ModelInfo
+from .kv_events import KvEvent, KvEventReader
+from .native_request import ProcessorCall, Submission, request_struct
 from .stats import EngineStats, IterationStats, from_struct
 
-_POLICIES = {"guaranteed_no_evict": 0, "max_utilization": 1}
+__all__ = ["EngineOptions", "NativeEngine", "Submission"]
+
+
 _EVENTS_A_POLL = 256
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineOptions:
-    """Options of an engine; 0 stands for the default in each.
-
-    max_batch_size, max_num_tokens : 0 = the executor's; they only narrow
-    scheduler_policy : "guaranteed_no_evict" or "max_utilization"
-    enable_chunked_context : cut prompts to fit the token budget of a step
-    max_queue_size : requests waiting; 0 = 1024
-    kv_cache_bytes : hard cap of the KV pools; 0 = max_batch_size x max_seq_len, at most 1 GiB
-    iter_stats_max_iterations : step records kept
-    manual_step : no thread; the caller runs every step
-    """
-
-    max_batch_size: int = 0
-    max_num_tokens: int = 0
-    scheduler_policy: str = "guaranteed_no_evict"
-    enable_chunked_context: bool = True
-    max_queue_size: int = 0
-    kv_cache_bytes: int = 0
-    iter_stats_max_iterations: int = 1000
-    manual_step: bool = False
-
-    def to_struct(self) -> Any:
-        """Return a psm_engine_options.
-
-        raises InvalidArgumentError for an unknown policy or a negative size
-        """
-        if self.scheduler_policy not in _POLICIES:
-            raise InvalidArgumentError(
-                f"scheduler_policy is {self.scheduler_policy!r}, it must be one of {', '.join(_POLICIES)}"
-            )
-        core = native()
-        options = core.ffi.new("psm_engine_options*")
-        core.lib.psm_engine_options_init(options)
-        for name, most in (
-            ("max_batch_size", 2**31),
-            ("max_num_tokens", 2**31),
-            ("max_queue_size", 2**31),
-            ("kv_cache_bytes", 2**63),
-            ("iter_stats_max_iterations", 2**31),
-        ):
-            value = getattr(self, name)
-            if not 0 <= value < most:
-                raise InvalidArgumentError(f"{name} is {value}, it must be between 0 and {most - 1}")
-            setattr(options, name, value)
-        options.scheduler_policy = _POLICIES[self.scheduler_policy]
-        options.enable_chunked_context = int(self.enable_chunked_context)
-        options.manual_step = int(self.manual_step)
-        return options
 
 
 class NativeEngine:
     """A psm_engine. Any thread may call any method; only one thread polls at a time."""
 
     def __init__(self, executor: Executor, options: EngineOptions | None = None) -> None:
-        """Start an engine on `executor`, which it owns from here on, also when this fails."""
+        """Start an engine on `executor`, which it owns from here on with the options' draft, also when this fails."""
         core = native()
+        options = options or EngineOptions()
         self._process = os.getpid()
         self._callers: list[int] = []  # the threads that are inside a call
         self._closing = False
         self._close_once = threading.Lock()
-        self._executor = executor  # its callbacks and buffers must live as long as the engine
+        # Their callbacks and buffers must live as long as the engine.
+        self._executors = [one for one in (executor, options.draft_executor) if one is not None]
+        self._processors: dict[int, ProcessorCall] = {}  # by client id, until the last event
         self._events = core.ffi.new("psm_event[]", _EVENTS_A_POLL)
         out = core.ffi.new("psm_engine**")
         try:
-            core.check(
-                core.lib.psm_engine_create(executor.struct, (options or EngineOptions()).to_struct(), out)
-            )
+            core.check(core.lib.psm_engine_create(executor.struct, options.to_struct(), out))
         except BaseException:
-            executor.close()
+            for one in self._executors:
+                one.close()
             raise
         self._engine: Any = out[0]
+        info = self.model_info()
+        self._vocab_size = info.vocab_size
+        self._kv_events = KvEventReader(info.tokens_per_block)
+        self._kv_events_lock = threading.Lock()
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[Any]:
@@ -123,26 +79,26 @@ class NativeEngine:
             core.check(core.lib.psm_engine_model_info(engine, info))
         return ModelInfo.from_struct(info)
 
-    def submit(
-        self,
-        prompt_ids: Int32Array,
-        params: SamplingParams,
-        *,
-        max_tokens: int,
-        end_ids: Sequence[int] = (),
-        bad_words: Sequence[Sequence[int]] = (),
-        client_id: int = 0,
-    ) -> int:
-        """Queue a request and return its id; `client_id` comes back in each of its events.
+    def submit(self, submission: Submission) -> int:
+        """Queue a request and return its id; its client_id, which no other running one has, is in each of its events.
 
         raises what psm_engine_submit fails with: InvalidArgumentError, ShapeError, QueueFullError, OutOfMemoryError
         """
         core = native()
-        request, _keep_alive = _request_struct(prompt_ids, params, max_tokens, end_ids, bad_words)
-        request.client_id = client_id
+        user = submission.params.logits_processor
+        processor = None if user is None else ProcessorCall(user)
+        request, _keep_alive = request_struct(submission, processor)
         out = core.ffi.new("uint64_t*")
-        with self._call() as engine:
-            core.check(core.lib.psm_engine_submit(engine, request, out))
+        if processor is not None:
+            self._processors[submission.client_id] = (
+                processor  # before: its last event may come before the id
+            )
+        try:
+            with self._call() as engine:
+                core.check(core.lib.psm_engine_submit(engine, request, out))
+        except BaseException:
+            self._processors.pop(submission.client_id, None)
+            raise
         return int(out[0])
 
     def cancel(self, request_id: int) -> None:
@@ -169,9 +125,46 @@ class NativeEngine:
         out = core.ffi.new("size_t*")
         with self._call() as engine:
             core.check(core.lib.psm_engine_poll(engine, self._events, _EVENTS_A_POLL, timeout_ms, out))
+            events = [event_of(self._events[i], self._vocab_size) for i in range(out[0])]
             if self._closing:  # while it waited: the steps from then on failed for that alone
                 raise ShutdownError("the engine was closed during the poll")
-            return [event_of(self._events[i]) for i in range(out[0])]
+        return [self._finished(event) if isinstance(event, EndEvent) else event for event in events]
+
+    def _finished(self, event: EndEvent) -> EndEvent:
+        """Return an end with the words of the logits processor that failed, if that is why."""
+        processor = self._processors.get(event.client_id)
+        if processor is None:
+            return event
+        if event.is_final:
+            del self._processors[event.client_id]
+        text = processor.error_texts.get(event.sequence_idx)
+        if event.error is None or text is None:
+            return event
+        return event._replace(error=InvalidArgumentError(text))
+
+    def load_adapter(self, adapter_id: int, modules: Any, num_modules: int) -> None:
+        """Make a LoRA adapter known under an id, which is not 0; waits for the step in progress.
+
+        modules : a psm_lora_module[], copied
+        raises InvalidArgumentError, ShapeError, OutOfMemoryError when no more fit, UnsupportedError
+        """
+        core = native()
+        with self._call() as engine:
+            core.check(core.lib.psm_engine_load_adapter(engine, adapter_id, modules, num_modules))
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Forget an adapter and what was cached with it. Raises InvalidArgumentError while requests use it."""
+        core = native()
+        with self._call() as engine:
+            core.check(core.lib.psm_engine_unload_adapter(engine, adapter_id))
+
+    def kv_events(self) -> list[KvEvent]:
+        """Take the changes of the prefix cache since the last call, oldest first; needs max_kv_events."""
+        taken: list[KvEvent] = []
+        with self._call() as engine, self._kv_events_lock:
+            while events := self._kv_events.take(engine):
+                taken += events
+        return taken
 
     def event_fd(self) -> int:
         """Return a descriptor that is readable while events wait, or -1; never read or close it."""
@@ -206,9 +199,11 @@ class NativeEngine:
 
     @property
     def is_called_here(self) -> bool:
-        """Whether this thread is inside a call of the engine or a step of its Python executor."""
+        """Whether this thread is inside a call of the engine or a Python function that the core waits for."""
         thread = threading.get_ident()
-        return thread in self._callers or self._executor.callback_thread == thread
+        executors = (one.callback_thread for one in self._executors)
+        processors = (one.callback_thread for one in self._processors.copy().values())
+        return thread in self._callers or thread in executors or thread in processors
 
     @property
     def is_of_this_process(self) -> bool:
@@ -224,7 +219,8 @@ class NativeEngine:
         if not self._close_once.acquire(blocking=False):
             return
         self._closing = True
-        self._executor.is_engine_closing = True
+        for executor in self._executors:
+            executor.is_engine_closing = True
         if not self.is_of_this_process:
             return
         if self.is_called_here:
@@ -246,52 +242,3 @@ class NativeEngine:
         """Release an engine that nobody closed."""
         if getattr(self, "_engine", None) is not None:
             self.close()
-
-
-def _request_struct(
-    prompt_ids: Int32Array,
-    params: SamplingParams,
-    max_tokens: int,
-    end_ids: Sequence[int],
-    bad_words: Sequence[Sequence[int]],
-) -> tuple[Any, list[Any]]:
-    """Return a psm_request and the arrays it points to, which the caller keeps until it is submitted."""
-    core = native()
-    request = core.ffi.new("psm_request*")
-    core.lib.psm_request_init(request)
-    keep_alive: list[Any] = []
-
-    def array(kind: str, values: Any) -> Any:
-        data = core.ffi.new(f"{kind}[]", list(values))
-        keep_alive.append(data)
-        return data
-
-    keep_alive.append(prompt_ids)
-    request.prompt_ids = core.ffi.from_buffer("int32_t[]", prompt_ids)
-    request.num_prompt_ids = len(prompt_ids)
-    request.max_tokens = max_tokens
-    for name in (
-        "min_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "priority",
-    ):
-        setattr(request, name, getattr(params, name))
-    request.seed = params.seed_or_random()
-    # The core gives the chosen token's log-probability from one candidate on.
-    request.num_logprobs = 0 if params.logprobs is None else max(1, params.logprobs)
-    request.allotted_time_ms = params.timeout_ms or 0
-    request.end_ids, request.num_end_ids = array("int32_t", end_ids), len(end_ids)
-    request.num_logit_bias = len(params.logit_bias)
-    request.logit_bias_ids = array("int32_t", params.logit_bias.keys())
-    request.logit_bias_values = array("float", params.logit_bias.values())
-    if bad_words:
-        request.bad_words.ids = array("int32_t", [token for word in bad_words for token in word])
-        request.bad_words.ends = array("int32_t", np.cumsum([len(word) for word in bad_words]).tolist())
-        request.bad_words.num_lists = len(bad_words)
-    return request, keep_alive

@@ -1,68 +1,22 @@
-"""One request on its way: tokens in, text deltas and a completion out."""
+"""One request on its way: the events of its sequences in, deltas and a completion out."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from .completion import Completion, Delta, SequenceOutput, TokenLogprobs
 from .detokenizer import Detokenizer
 from .errors import Error
-from .events import EndEvent, TokenEvent
+from .events import ContextEvent, EndEvent, Logits, TokenEvent
 from .sampling import SamplingParams
+from .sequence import SequenceState
 from .stats import RequestStats
-from .stop_strings import StopStrings
 
-# finish_reason of the C API -> the words users of the OpenAI API know.
-_FINISH_END_ID, _FINISH_CANCELLED = 1, 5
-_FINISH_REASONS = {1: "stop", 2: "stop", 3: "length", 4: "timeout", 5: "cancelled"}
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenLogprobs:
-    """Natural logs of the model's own probabilities: the chosen token's, and the likeliest ones' (best first)."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Delta:
-    """What is new in a request's output. The last one has a finish_reason, a stop_reason if any, and stats.
-
-    text : new text; "" while a character or a possible stop string is incomplete
-    token_ids : new tokens
-    finish_reason : None, or "stop", "length", "timeout", "cancelled"
-    stop_reason : the stop string or the token of stop_token_ids that ended it
-    """
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    stats: RequestStats | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-    """A finished request's whole output; the fields are those of Delta, summed."""
-
-    prompt_ids: tuple[int, ...]
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: str | int | None
-    logprobs: tuple[TokenLogprobs, ...] | None
-    cumulative_logprob: float | None
-    stats: RequestStats
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Token counts under the OpenAI API's names."""
-        prompt, output = len(self.prompt_ids), len(self.token_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
+__all__ = ["Completion", "Delta", "RequestState", "SequenceOutput", "Sink", "TokenLogprobs"]
 
 Sink = Callable[["Delta | Error"], None]
 
@@ -70,8 +24,10 @@ Sink = Callable[["Delta | Error"], None]
 class RequestState:
     """Turns a request's events into deltas. Called by one thread at a time, the one that routes events.
 
+    detokenizer : makes one for each sequence; None = no text
     sink : gets each Delta, or the Error the request failed with, as the last thing
-    detokenizer : None = no text
+
+    Where outputs are chosen by their log-probability (best_of, beams) all deltas come at the end, one an output.
     """
 
     def __init__(
@@ -79,7 +35,7 @@ class RequestState:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         end_ids: Sequence[int],
-        detokenizer: Detokenizer | None,
+        detokenizer: Callable[[], Detokenizer] | None,
         sink: Sink,
     ) -> None:
         self.request_id: int | None = None
@@ -87,15 +43,16 @@ class RequestState:
         self.error: Error | None = None
         self._prompt_ids = tuple(prompt_ids)
         self._params = params
-        self._end_ids = frozenset(end_ids)
-        self._detokenizer = detokenizer
-        self._stop = StopStrings(params.stop_strings)
         self._sink = sink
-        self._held: TokenEvent | None = None  # an end id, which is not text if it ends the request
-        self._tokens: list[int] = []
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._cum_logprob = 0.0
+        emit = self._keep if params.is_ranked else sink
+        self._sequences = [
+            SequenceState(i, params, frozenset(end_ids), detokenizer and detokenizer(), emit)
+            for i in range(max(params.num_sequences, params.beam_width))
+        ]
+        self._told: set[int] = set()  # sequences whose last delta is out, or kept in _last
+        self._last: Delta | None = None  # kept back until it is known whether it is the request's last
+        self._prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self._context_logits: list[Logits] = []
 
     @property
     def done(self) -> bool:
@@ -103,43 +60,52 @@ class RequestState:
         return self.completion is not None or self.error is not None
 
     def on_token(self, event: TokenEvent) -> bool:
-        """Take one token; True when a stop string is complete, so that the request should be cancelled."""
-        if self.done or self._stop.matched is not None:
+        """Take one token; True when nothing more is wanted of the request, which should then be cancelled."""
+        sequence = self._sequences[event.sequence_idx]
+        if self.done or sequence.stopped:
             return False  # a step may have been under way when the stop string was found
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._emit(held, as_text=True)
-        if self._stop.matched is not None:
+        sequence.on_token(event)
+        if not sequence.stopped:
+            return False
+        if self._is_over():
             return True
-        if event.token_id in self._end_ids:
-            self._held = event
-        else:
-            self._emit(event, as_text=True)
-        return self._stop.matched is not None
+        # The core cannot end one sequence of several: it runs on unseen, and its reader need not wait for that.
+        if not self._params.is_ranked:
+            self._told.add(sequence.index)
+            self._sink(sequence.stop_delta())
+        return False
 
-    def on_end(self, event: EndEvent) -> None:
-        """Take the last event and give the sink what is left."""
-        if self.done:
+    def on_context(self, event: ContextEvent) -> None:
+        """Take what the model says of one position of the prompt."""
+        if self.done or event.sequence_idx != 0:
             return
+        if self._params.prompt_logprobs is not None and event.token_id >= 0:
+            top = event.top[: self._params.prompt_logprobs]
+            self._prompt_logprobs.append(TokenLogprobs(event.token_id, event.logprob, top))
+        if event.logits is not None:
+            self._context_logits.append(event.logits)
+
+    def on_end(self, event: EndEvent) -> bool:
+        """Take the last event of a sequence and give the sink what is left; True as of on_token."""
+        if self.done:
+            return False
         if event.error is not None:
             self.fail(event.error)
-            return
-        if self._held is not None:
-            self._emit(self._held, as_text=event.finish_reason != _FINISH_END_ID)
-        text = self._flush()
-        self._texts.append(text)
-        reason, stop_reason = self._reasons(event)
-        self.completion = Completion(
-            prompt_ids=self._prompt_ids,
-            text="".join(self._texts),
-            token_ids=tuple(self._tokens),
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            logprobs=None if self._params.logprobs is None else tuple(self._logprobs),
-            cumulative_logprob=None if self._params.logprobs is None else self._cum_logprob,
-            stats=event.stats,
-        )
-        self._sink(Delta(text=text, finish_reason=reason, stop_reason=stop_reason, stats=event.stats))
+            return not event.is_final  # the others go with it
+        sequence = self._sequences[event.sequence_idx]
+        delta = sequence.finish(event)
+        if sequence.index not in self._told and not self._params.is_ranked:
+            self._told.add(sequence.index)
+            self._last = delta
+        if event.is_final:
+            self._complete()
+            return False
+        if self._is_over():
+            return True
+        if self._last is not None:
+            self._sink(self._last)
+            self._last = None
+        return False
 
     def fail(self, error: Error) -> None:
         """End the request with an error."""
@@ -147,31 +113,51 @@ class RequestState:
             self.error = error
             self._sink(error)
 
-    def _emit(self, event: TokenEvent, *, as_text: bool) -> None:
-        self._tokens.append(event.token_id)
-        self._cum_logprob = event.cum_logprob
-        text = ""
-        if as_text and self._detokenizer is not None:
-            text = self._detokenizer.push(event.token_id)
-            if len(self._tokens) > self._params.min_tokens:
-                text = self._stop.push(text)
-        self._texts.append(text)
-        logprobs = None
-        if self._params.logprobs is not None:
-            entry = TokenLogprobs(event.token_id, event.logprob, event.top[: self._params.logprobs])
-            self._logprobs.append(entry)
-            logprobs = (entry,)
-        self._sink(Delta(text, (event.token_id,), logprobs))
+    def _is_over(self) -> bool:
+        """Whether each sequence has ended in the core or by a stop string."""
+        return all(one.stopped or one.output is not None for one in self._sequences)
 
-    def _flush(self) -> str:
-        if self._detokenizer is None or self._stop.matched is not None:
-            return ""
-        text = self._stop.push(self._detokenizer.flush())
-        return text if self._stop.matched is not None else text + self._stop.flush()
+    def _keep(self, _delta: Delta) -> None:
+        """Emit nothing: the deltas come with the choice of outputs."""
 
-    def _reasons(self, event: EndEvent) -> tuple[str, str | int | None]:
-        if self._stop.matched is not None:
-            return "stop", self._stop.matched
-        if event.finish_reason == _FINISH_END_ID and self._tokens[-1] in self._params.stop_token_ids:
-            return "stop", self._tokens[-1]
-        return _FINISH_REASONS.get(event.finish_reason, "stop"), None
+    def _complete(self) -> None:
+        outputs = self._outputs()
+        params = self._params
+        self.completion = Completion(
+            prompt_ids=self._prompt_ids,
+            outputs=outputs,
+            stats=RequestStats.of_sequences([one.output.stats for one in self._sequences if one.output]),
+            prompt_logprobs=None if params.prompt_logprobs is None else tuple(self._prompt_logprobs),
+            context_logits=np.array(self._context_logits) if params.return_context_logits else None,
+        )
+        if not params.is_ranked:
+            assert self._last is not None
+            self._sink(dataclasses.replace(self._last, is_final=True))
+            return
+        for one in outputs:
+            self._sink(_whole_delta(one, is_final=one is outputs[-1]))
+
+    def _outputs(self) -> tuple[SequenceOutput, ...]:
+        ended = [one for one in self._sequences if one.output is not None]
+        if self._params.num_sequences > self._params.n:
+            ended = sorted(ended, key=_rank)[: self._params.n]
+        return tuple(one.renumber(i) for i, one in enumerate(ended))
+
+
+def _rank(sequence: SequenceState) -> float:
+    """Return the key that sorts the best first; one that was cancelled before its first token goes last."""
+    assert sequence.output is not None
+    return -sequence.cum_logprob if sequence.output.token_ids else math.inf
+
+
+def _whole_delta(output: SequenceOutput, *, is_final: bool) -> Delta:
+    return Delta(
+        text=output.text,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        stats=output.stats,
+        index=output.index,
+        is_final=is_final,
+    )

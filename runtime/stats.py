@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 _Stats = TypeVar("_Stats", bound="RequestStats | EngineStats | IterationStats")
@@ -24,6 +25,43 @@ class RequestStats:
     num_pauses: int
     first_iter: int
     last_iter: int
+    missed_blocks: int
+    reused_tokens: int
+    num_decode_iters: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+    @property
+    def kv_cache_hit_rate(self) -> float:
+        """Share of the full blocks of its context that were cached already; 0..1."""
+        return _share(self.reused_blocks, self.reused_blocks + self.missed_blocks)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of its draft tokens that were accepted; 0..1, 0 without drafts."""
+        return _share(self.num_accepted_draft_tokens, self.num_draft_tokens)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens it got in each step that gave it any, on average: 1 without speculation; 0 before the first."""
+        return _share(self.num_generated_tokens, self.num_decode_iters)
+
+    @classmethod
+    def of_sequences(cls, parts: Sequence[RequestStats]) -> RequestStats:
+        """Return the statistics of a request from those of its sequences: first and last times, and sums.
+
+        The prompt is one, so its tokens count once.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        values = {
+            field.name: sum(getattr(part, field.name) for part in parts) for field in dataclasses.fields(cls)
+        }
+        for name in ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "first_iter"):
+            values[name] = min((v for part in parts if (v := getattr(part, name))), default=0)
+        for name in ("last_token_time_ns", "last_iter", "num_prompt_tokens"):
+            values[name] = max(getattr(part, name) for part in parts)
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +91,19 @@ class EngineStats:
     kv_used_token_steps: int
     step_time_ns: int
     schedule_time_ns: int
+    plan_time_ns: int
+    cached_num_blocks: int
+    host_max_num_blocks: int
+    host_used_num_blocks: int
+    reused_tokens: int
+    offloaded_blocks: int
+    onboarded_blocks: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_requests_with_draft_tokens: int
+    num_failed_drafts: int
+    draft_time_ns: int
+    copy_time_ns: int
 
     @property
     def kv_waste(self) -> float:
@@ -60,6 +111,26 @@ class EngineStats:
         if not self.kv_allocated_token_steps:
             return 0.0
         return 1.0 - self.kv_used_token_steps / self.kv_allocated_token_steps
+
+    @property
+    def kv_cache_hit_rate(self) -> float:
+        """Share of the full blocks of all contexts that were cached already; 0..1."""
+        return _share(self.reused_blocks, self.reused_blocks + self.missed_blocks)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the draft tokens that were accepted; 0..1, 0 without drafts."""
+        return _share(self.num_accepted_draft_tokens, self.num_draft_tokens)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that a verification gave a sequence on average, its own one included; 1 without drafts."""
+        return 1.0 + _share(self.num_accepted_draft_tokens, self.num_requests_with_draft_tokens)
+
+    @property
+    def draft_overhead(self) -> float:
+        """Share of the executors' time that went into drafting; 0..1."""
+        return _share(self.draft_time_ns, self.draft_time_ns + self.step_time_ns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +154,19 @@ class IterationStats:
     num_gen_tokens: int
     free_num_blocks: int
     used_num_blocks: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_requests_with_draft_tokens: int
+    draft_latency_ms: float
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that this step's verifications gave a sequence on average; 1 without drafts."""
+        return 1.0 + _share(self.num_accepted_draft_tokens, self.num_requests_with_draft_tokens)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def from_struct(cls: type[_Stats], struct: Any) -> _Stats:

@@ -1,0 +1,136 @@
+"""What goes between the core and an executor: its description, a step's arrays, copies of blocks, parts of adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._native import native
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+COPY_KINDS = ("device", "to_host", "from_host")  # in the order of psm_block_copy.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """What an executor is and can take; all limits inclusive.
+
+    max_logits_rows : most rows of logits in a step; 0 = max_batch_size
+    max_adapters, max_adapter_rank : LoRA adapters it holds at a time, 0 = it takes none, and the most of each
+    """
+
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    max_seq_len: int
+    tokens_per_block: int
+    kv_bytes_per_block: int
+    max_logits_rows: int = 0
+    max_adapters: int = 0
+    max_adapter_rank: int = 0
+
+    @classmethod
+    def from_struct(cls, struct: Any) -> ModelInfo:
+        """Return the fields of a psm_model_info."""
+        return cls(**{field.name: int(getattr(struct, field.name)) for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One mixed step as views of the core's arrays, valid during the call only; copy what you keep.
+
+    input_ids, position_ids : (T,) int32
+    query_lens, kv_lens : (B,) int32; cu_query_lens : (B + 1,)
+    block_table : (B, stride) int32, -1 where unused
+    logits_rows : (R,) int32, ascending
+    adapter_slots : (B,) int32, the slot of a sequence's adapter, -1 = none; None = no adapters in this step
+    native : the psm_batch pointer itself, for executors that pass it on
+    """
+
+    input_ids: Int32Array
+    position_ids: Int32Array
+    query_lens: Int32Array
+    kv_lens: Int32Array
+    cu_query_lens: Int32Array
+    block_table: Int32Array
+    logits_rows: Int32Array
+    adapter_slots: Int32Array | None
+    native: Any = dataclasses.field(repr=False)
+
+    @classmethod
+    def from_pointer(cls, batch: Any) -> Batch:
+        """Return views over a psm_batch."""
+        num_tokens, num_seqs = batch.num_tokens, batch.num_seqs
+        table = _int32_view(batch.block_table, num_seqs * batch.block_table_stride)
+        return cls(
+            input_ids=_int32_view(batch.input_ids, num_tokens),
+            position_ids=_int32_view(batch.position_ids, num_tokens),
+            query_lens=_int32_view(batch.query_lens, num_seqs),
+            kv_lens=_int32_view(batch.kv_lens, num_seqs),
+            cu_query_lens=_int32_view(batch.cu_query_lens, num_seqs + 1),
+            block_table=table.reshape(num_seqs, batch.block_table_stride),
+            logits_rows=_int32_view(batch.logits_rows, batch.num_logits_rows),
+            adapter_slots=_int32_view(batch.adapter_slots, num_seqs) if batch.adapter_slots else None,
+            native=batch,
+        )
+
+
+class BlockCopy(NamedTuple):
+    """Copy the first num_tokens positions of block src to block dst, K and V of all layers.
+
+    kind : "device", "to_host" or "from_host": which of the two is a host block
+    """
+
+    kind: str
+    src: int
+    dst: int
+    num_tokens: int
+
+    @classmethod
+    def from_struct(cls, copy: Any) -> BlockCopy:
+        """Return the fields of a psm_block_copy."""
+        return cls(COPY_KINDS[copy.kind], copy.src, copy.dst, copy.num_tokens)
+
+    def to_tuple(self) -> tuple[int, int, int, int]:
+        """Return the fields as a psm_block_copy takes them."""
+        return (COPY_KINDS.index(self.kind), self.src, self.dst, self.num_tokens)
+
+
+class AdapterModule(NamedTuple):
+    """One matrix's part of a LoRA adapter, y += scale * b (a x), valid during the call only.
+
+    module : the matrix, PSM_LORA_... of plansmith.h
+    a, b : (rank, in_features) and (out_features, rank) float32
+    """
+
+    layer_idx: int
+    module: int
+    scale: float
+    a: Float32Array
+    b: Float32Array
+
+    @classmethod
+    def from_struct(cls, module: Any) -> AdapterModule:
+        """Return a psm_lora_module with views of its matrices."""
+        a = _float_view(module.a, module.rank * module.in_features).reshape(module.rank, module.in_features)
+        b = _float_view(module.b, module.out_features * module.rank).reshape(module.out_features, module.rank)
+        return cls(module.layer_idx, module.module, module.scale, a, b)
+
+
+def _float_view(pointer: Any, count: int) -> Float32Array:
+    return np.frombuffer(native().ffi.buffer(pointer, count * 4), np.float32)
+
+
+def _int32_view(pointer: Any, count: int) -> Int32Array:
+    if count == 0:
+        return np.empty(0, np.int32)
+    return np.frombuffer(native().ffi.buffer(pointer, count * 4), np.int32)

@@ -1,0 +1,220 @@
+"""From engine directories to executors: the target's, and the one that drafts for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .batch import ModelInfo
+from .engine_options import EngineOptions
+from .errors import EngineFileError, Error, InvalidArgumentError, UnsupportedError
+from .executor import Executor, cpu_executor
+from .manifest import Manifest, load_manifest
+from .manifest_entries import FileEntry, LimitsEntry
+
+SPECULATIONS = ("auto", "off", "ngram", "model")
+# A step of so many tokens keeps a CPU's matrix products at their peak already; longer ones only delay first tokens.
+_CPU_TOKEN_BUDGET = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuOptions:
+    """Arguments of cpu_executor, for the target and for its draft."""
+
+    num_threads: int = 0
+    pin_threads: bool = False
+    isa: str | None = None
+    max_adapters: int | None = None
+    max_adapter_rank: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """What is opened, after every check that needs no plan: a target, and what drafts for it.
+
+    draft : the manifest that the draft's plan belongs to, the target's own or another's; None = no draft model
+    draft_file : that plan
+    """
+
+    manifest: Manifest
+    target: str
+    options: EngineOptions
+    draft: Manifest | None = None
+    draft_file: FileEntry | None = None
+
+    def check_files(self, *, hashes: bool) -> None:
+        """Check that the files to open are there whole; raises EngineFileError."""
+        self.manifest.check_files([self.target], hashes=hashes)  # its own draft is among them
+        if self.draft is not None and self.draft is not self.manifest and self.draft_file is not None:
+            fix = f"rebuild the draft with: {self.draft.build_command(self.target)} --force"
+            self.draft.check_file(self.draft_file, hashes=hashes, what="draft plan", fix=fix)
+
+    def executors(self, cpu: CpuOptions) -> tuple[Executor, EngineOptions]:
+        """Open the plans; the options then hold the draft's executor. Raises EngineFileError for a damaged one."""
+        executor = _open(self.manifest.plan_path(self.target), self.manifest, cpu)
+        if self.draft is None or self.draft_file is None:
+            return executor, self.options
+        try:
+            draft = _open(self.draft.path(self.draft_file), self.draft, cpu)
+        except Error:
+            executor.close()
+            raise
+        return executor, dataclasses.replace(self.options, draft_mode="model", draft_executor=draft)
+
+
+def plan_opening(
+    engine_dir: Path | str,
+    target: str,
+    draft: Path | str | None,
+    speculation: str,
+    options: Mapping[str, Any],
+) -> Opening:
+    """Return what to open, from manifests alone.
+
+    raises EngineFileError, InvalidArgumentError for what contradicts or a draft that does not fit, UnsupportedError
+    """
+    manifest = load_manifest(engine_dir)
+    made = EngineOptions(**options)
+    if made.max_num_tokens == 0 and made.enable_chunked_context:
+        budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)
+        made = dataclasses.replace(made, max_num_tokens=budget)
+    manifest.target(target)
+    if target != "cpu":
+        raise UnsupportedError(
+            f"target {target!r} is a TensorRT plan, and this version of the runtime runs cpu plans only; open "
+            "the cpu target, or run the plan on its GPU with TensorRT"
+        )
+    _check_speculation(speculation, draft)
+    if speculation == "ngram":
+        return Opening(manifest, target, dataclasses.replace(made, draft_mode="ngram"))
+    if speculation == "off":
+        return Opening(manifest, target, made)
+    if draft is not None:
+        other = load_manifest(draft)
+        file = other.target(target).files[0]
+        _check_draft(manifest, other, made, target)
+        return Opening(manifest, target, made, other, file)
+    own = None if manifest.draft is None else manifest.draft.targets.get(target)
+    if own is not None:
+        return Opening(manifest, target, made, manifest, own.files[0])
+    if speculation == "model":
+        raise InvalidArgumentError(
+            f"speculation is 'model', and {manifest.root} has no draft for {target}; add one with: "
+            f"{manifest.build_command(target, draft='int4')}, give draft=ENGINE_DIR of a smaller model, or use 'ngram'"
+        )
+    return Opening(manifest, target, made)
+
+
+def _check_speculation(speculation: str, draft: Path | str | None) -> None:
+    if speculation not in SPECULATIONS:
+        raise InvalidArgumentError(
+            f"speculation is {speculation!r}, it must be one of {', '.join(SPECULATIONS)}"
+        )
+    if draft is not None and speculation in ("off", "ngram"):
+        raise InvalidArgumentError(
+            f"speculation is {speculation!r} and a draft is given, which it does not use; leave one of them out"
+        )
+
+
+def _check_draft(manifest: Manifest, draft: Manifest, options: EngineOptions, target: str) -> None:
+    """Refuse a draft whose tokens mean something else, or that is too small, with the command that mends it."""
+    if draft.model.vocab_size != manifest.model.vocab_size:
+        raise _disagrees(
+            manifest, draft, target, "vocab_size", draft.model.vocab_size, manifest.model.vocab_size
+        )
+    _check_tokenizers(manifest, draft, target)
+    limits, own = manifest.limits, draft.limits
+    batch = options.max_batch_size or limits.max_batch_size
+    least = {"max_seq_len": limits.max_seq_len, "max_batch_size": batch, "max_num_tokens": batch}
+    if own.tokens_per_block != limits.tokens_per_block:
+        raise _too_small(draft, target, "tokens_per_block", limits.tokens_per_block, "the engine has", limits)
+    for name, needed in least.items():
+        if getattr(own, name) < needed:
+            raise _too_small(draft, target, name, needed, "the engine needs", limits)
+
+
+def _disagrees(
+    manifest: Manifest, draft: Manifest, target: str, what: str, has: object, wanted: object
+) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the draft in {draft.root} has {what} {has}, the engine in {manifest.root} has {wanted}: a draft must have "
+        "the same vocabulary; build one from the engine's own checkpoint with: "
+        f"{manifest.build_command(target, draft='int4')}"
+    )
+
+
+def _too_small(
+    draft: Manifest, target: str, name: str, needed: int, why: str, limits: LimitsEntry
+) -> InvalidArgumentError:
+    mended = draft.limits
+    for field in ("max_seq_len", "max_batch_size", "max_num_tokens"):
+        most = max(getattr(mended, field), getattr(limits, field))
+        mended = dataclasses.replace(mended, **{field: most})
+    mended = dataclasses.replace(mended, tokens_per_block=limits.tokens_per_block)
+    command = dataclasses.replace(draft, limits=mended).build_command(",".join(draft.targets) or target)
+    return InvalidArgumentError(
+        f"the draft in {draft.root} has {name} {getattr(draft.limits, name)}, {why} {needed}; rebuild it with: "
+        f"{command}"
+    )
+
+
+def _check_tokenizers(manifest: Manifest, draft: Manifest, target: str) -> None:
+    """Refuse a draft whose ids stand for other tokens. Files may differ in what is no vocabulary, e.g. a template."""
+    files = [_tokenizer_file(one) for one in (manifest, draft)]
+    if files[0] is None or files[1] is None:
+        if files[0] is not files[1]:
+            has = ["no tokenizer" if file is None else "one" for file in files]
+            raise _disagrees(manifest, draft, target, "a tokenizer:", has[1], has[0])
+        return
+    if files[0].sha256 == files[1].sha256:
+        return
+    own, others = (_vocabulary(one, file) for one, file in ((manifest, files[0]), (draft, files[1])))
+    differing = [token for token in own.keys() | others.keys() if own.get(token) != others.get(token)]
+    if differing:
+        token = min(differing, key=lambda one: (own.get(one, 1 << 62), one))
+        what = f"another tokenizer ({len(differing)} tokens differ), in which {token!r} is the id"
+        raise _disagrees(manifest, draft, target, what, others.get(token), own.get(token))
+
+
+def _tokenizer_file(manifest: Manifest) -> FileEntry | None:
+    return next((one for one in manifest.tokenizer.files if one.path.endswith("/tokenizer.json")), None)
+
+
+def _vocabulary(manifest: Manifest, file: FileEntry) -> dict[str, int]:
+    import tokenizers
+
+    path = manifest.path(file)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise EngineFileError(f"{path} is damaged ({error}); build the engine again") from error
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    return vocabulary
+
+
+def _open(plan: Path, manifest: Manifest, cpu: CpuOptions) -> Executor:
+    executor = cpu_executor(plan, **dataclasses.asdict(cpu))
+    try:
+        _compare_limits(executor.describe(), manifest)
+    except Error:
+        executor.close()
+        raise
+    return executor
+
+
+def _compare_limits(info: ModelInfo, manifest: Manifest) -> None:
+    """Refuse a plan that is not the one the manifest describes."""
+    wanted: Mapping[str, int] = {
+        "vocab_size": manifest.model.vocab_size,
+        "num_layers": manifest.model.num_layers,
+        "max_seq_len": manifest.limits.max_seq_len,
+        "tokens_per_block": manifest.limits.tokens_per_block,
+    }
+    for name, value in wanted.items():
+        if getattr(info, name) != value:
+            raise EngineFileError(
+                f"the plan in {manifest.root} has {name} {getattr(info, name)}, manifest.json says {value}; "
+                "build the engine again"
+            )
