@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "request.h"
@@ -111,27 +110,23 @@ struct GuideThread::Impl {
   std::thread thread;
   Guide* head = nullptr;  // runs next
   Guide* tail = nullptr;
-  Guide* awaited = nullptr;  // by the stepping thread
+  const Guide* awaited = nullptr;  // by the stepping thread
   bool stopping = false;
 
-  void Start();
+  void Start() noexcept;
   void Run();
   void Push(Guide* guide);
   void Unlink(Guide* guide);
-  void WaitIdle(std::unique_lock<std::mutex>* lock, Guide* guide);
+  void WaitIdle(std::unique_lock<std::mutex>* lock, const Guide* guide);
   void WantRows(Guide* guide, const int32_t* draft, int32_t num_draft);
 };
 
-void GuideThread::Impl::Start() {
+void GuideThread::Impl::Start() noexcept {
   if (thread.joinable()) return;
   try {
     thread = std::thread([this] { Run(); });
-  } catch (const std::system_error& e) {
-    throw StatusError(
-        PSM_ERROR_OUT_OF_MEMORY,
-        Format("the thread of the guides cannot start: %s; raise the limit of threads "
-               "(ulimit -u)",
-               e.what()));
+  } catch (const std::exception&) {
+    // Push says so to each guide, whose requests fail; those without a guide go on.
   }
 }
 
@@ -153,6 +148,11 @@ void GuideThread::Impl::Run() {
 
 void GuideThread::Impl::Push(Guide* guide) {
   if (guide->state_ == Guide::State::kQueued) return;
+  Start();
+  if (!thread.joinable()) {
+    guide->error_ = "the thread of the guides cannot start; raise the limit of threads (ulimit -u)";
+    return;
+  }
   guide->state_ = Guide::State::kQueued;
   guide->previous_ = tail;
   (tail == nullptr ? head : tail->next_) = guide;
@@ -166,7 +166,7 @@ void GuideThread::Impl::Unlink(Guide* guide) {
   guide->next_ = guide->previous_ = nullptr;
 }
 
-void GuideThread::Impl::WaitIdle(std::unique_lock<std::mutex>* lock, Guide* guide) {
+void GuideThread::Impl::WaitIdle(std::unique_lock<std::mutex>* lock, const Guide* guide) {
   awaited = guide;
   done.wait(*lock, [guide] { return guide->state_ == Guide::State::kIdle; });
   awaited = nullptr;
@@ -184,6 +184,7 @@ void GuideThread::Impl::WantRows(Guide* guide, const int32_t* draft, int32_t num
       static_cast<int32_t>(std::min(guide->draft_.size(), static_cast<size_t>(num_draft)));
   int32_t same = 0;
   while (same < num_alike && guide->draft_[same] == draft[same]) ++same;
+  if (!guide->to_accept_.empty()) guide->num_known_ = 0;
   guide->draft_.assign(draft, draft + num_draft);
   guide->num_known_ = std::min(guide->num_known_, same + 1);
   guide->num_wanted_ = num_draft + 1;
@@ -209,13 +210,12 @@ void GuideThread::Reserve(size_t num_requests) {
 void GuideThread::Prepare(Request* request) {
   Guide* guide = request->guide.get();
   std::unique_lock<std::mutex> lock(impl_->mutex);
-  impl_->Start();
   if (guide->state_ == Guide::State::kRunning) impl_->WaitIdle(&lock, guide);
   impl_->WantRows(guide, request->draft.data(), static_cast<int32_t>(request->draft.size()));
 }
 
 const uint32_t* GuideThread::Mask(const Request& request, int32_t row) {
-  Guide* guide = request.guide.get();
+  const Guide* guide = request.guide.get();
   std::unique_lock<std::mutex> lock(impl_->mutex);
   impl_->WaitIdle(&lock, guide);
   if (!guide->error_.empty()) throw StatusError(PSM_ERROR_EXECUTOR, guide->error_);
@@ -231,27 +231,15 @@ void GuideThread::Accept(Request* request, int32_t num_before) {
   Guide* guide = request->guide.get();
   const int32_t* begin = request->output() + num_before;
   const int32_t* end = request->output() + request->num_output();
-  if (begin == end) return;
   std::unique_lock<std::mutex> lock(impl_->mutex);
-  impl_->Start();
-  const size_t num_tokens = static_cast<size_t>(end - begin);
-  // Tokens that wait for a guide have room for one step's; the next step's wait here.
-  if (guide->state_ == Guide::State::kRunning ||
-      guide->to_accept_.size() + num_tokens > guide->to_accept_.capacity() ||
-      guide->num_known_ < guide->num_wanted_) {
-    impl_->WaitIdle(&lock, guide);
-  }
+  impl_->WaitIdle(&lock, guide);  // not at all behind Mask
   guide->to_accept_.insert(guide->to_accept_.end(), begin, end);
-  guide->num_known_ = guide->num_wanted_ = 0;
-  guide->draft_.clear();
-  impl_->Push(guide);
 }
 
 const uint32_t* GuideThread::MaskAhead(Request* request, const int32_t* ahead, int32_t num_ahead) {
   {
     Guide* guide = request->guide.get();
     std::unique_lock<std::mutex> lock(impl_->mutex);
-    impl_->Start();
     if (guide->state_ == Guide::State::kRunning) impl_->WaitIdle(&lock, guide);
     impl_->WantRows(guide, ahead, num_ahead);
   }

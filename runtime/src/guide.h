@@ -40,7 +40,7 @@ class Guide {
   std::vector<uint32_t> masks_;  // [1 + max_draft_len, mask_words]
   std::string error_;            // of the first call that failed; the request fails with it
 
-  // What the thread is to do, in this order: accept, then the masks of rows [.., num_wanted).
+  // What the thread is to do, in this order: accept, then the masks of rows num_known..num_wanted.
   // Written by the stepping thread while the guide is idle or queued, by the guide thread while it
   // is running.
   std::vector<int32_t> to_accept_;
@@ -54,10 +54,10 @@ class Guide {
   Guide* previous_ = nullptr;
 };
 
-// One for an engine; starts its thread with the first guide. Calls come from the stepping thread,
-// Reserve from any. The thread holds no lock while it is inside a guide, so a guide may itself wait
-// for locks (Python's, say). A guide that never returns is waited for: by the step that needs its
-// mask, by Finish, and by the destructor.
+// One for an engine; starts its thread with the first guide. Calls come from the stepping thread.
+// The thread holds no lock while it is inside a guide, so a guide may itself wait for locks
+// (Python's, say). A guide that never returns is waited for: by the step that needs its mask, by
+// Finish, and by the destructor.
 class GuideThread {
  public:
   GuideThread();
@@ -66,16 +66,17 @@ class GuideThread {
   GuideThread(const GuideThread&) = delete;
   GuideThread& operator=(const GuideThread&) = delete;
 
-  // Before the first of `num_requests` live guided requests: starts the thread. Throws
-  // OUT_OF_MEMORY when it cannot; then no step has to.
+  // `num_requests` guided requests live: with the first the thread starts. Where it cannot, each
+  // guide's Mask says so.
   void Reserve(size_t num_requests);
   // Queue the masks of the request's rows in this step: row j follows its tokens and
   // request->draft[0..j). Rows 0..request->draft.size().
   void Prepare(Request* request);
-  // Wait for it: the mask of row j, valid until the next Prepare, Accept or MaskAhead. All zeros
-  // behind a draft token that is not allowed. Throws EXECUTOR with the guide's text when it failed.
+  // Wait for it: the mask of row j, valid until the next Prepare or MaskAhead. All zeros behind a
+  // draft token that is not allowed. Throws EXECUTOR with the guide's text when it failed.
   const uint32_t* Mask(const Request& request, int32_t row);
-  // Queue: tokens [num_before..request.num_output()) of the output were generated.
+  // Tokens [num_before..request.num_output()) of the output were generated. The guide hears of them
+  // before its next mask, beside the next step; the masks of Prepare stay as they are.
   void Accept(Request* request, int32_t num_before);
   // At once: the mask behind its tokens and ahead[0..num_ahead), num_ahead <= max_draft_len, for
   // the drafter. A Prepare with a draft that begins alike does not make it again. Throws like Mask.
