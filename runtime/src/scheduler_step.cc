@@ -193,6 +193,7 @@ int32_t Scheduler::ContextChunk(const Request& request, int32_t begin, int32_t m
 
 int32_t Scheduler::ChunkWithinRows(const Request& request, int32_t begin) const {
   const int32_t end = request.num_tokens();
+  if (begin == end) return 0;  // a planned context that is whole already
   const ContextRows rows(request, begin, end);
   if (NumRows(rows) <= rows_) return end - begin;
   if (rows.context_end - rows.context_begin <= rows_) return end - begin - 1;
