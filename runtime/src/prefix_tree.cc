@@ -55,7 +55,7 @@ PrefixTree::PrefixTree(int32_t max_nodes, int32_t tokens_per_block, HashFn hash)
       roots_end_(first_root_) {}
 
 uint64_t PrefixTree::HashTokens(uint64_t seed, const int32_t* tokens, size_t n) {
-  uint64_t h = seed;
+  uint64_t h = seed + 0xA0761D6478BD642Fu;  // a zero would swallow zeros
   for (size_t i = 0; i < n; ++i) {
     h = (h ^ static_cast<uint32_t>(tokens[i])) * 0x9E3779B97F4A7C15u;
     h ^= h >> 29;

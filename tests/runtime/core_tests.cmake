@@ -5,7 +5,12 @@ target_compile_options(header_c_test PRIVATE -pedantic)
 target_compile_options(header_cc_test PRIVATE -pedantic)
 
 plansmith_test(kv_cache_test tests/runtime/kv_cache_test.cc)
+plansmith_test(kv_eviction_test tests/runtime/kv_eviction_test.cc)
+plansmith_test(kv_property_test tests/runtime/kv_property_test.cc)
+plansmith_test(prefix_tree_test tests/runtime/prefix_tree_test.cc)
 plansmith_test(scheduler_test tests/runtime/scheduler_test.cc)
+plansmith_test(scheduler_property_test tests/runtime/scheduler_property_test.cc)
+plansmith_test(waiting_queue_test tests/runtime/waiting_queue_test.cc)
 plansmith_test(sampler_test tests/runtime/sampler_test.cc)
 plansmith_test(beam_search_test tests/runtime/beam_search_test.cc)
 plansmith_test(event_queue_test tests/runtime/event_queue_test.cc)
@@ -46,7 +51,8 @@ if(CMAKE_NM AND UNIX AND NOT APPLE)
 endif()
 
 # A finding of a sanitizer ends the test, also where the build would let it go on.
-foreach(test header_c_test header_cc_test kv_cache_test scheduler_test sampler_test beam_search_test event_queue_test capi_test
+foreach(test header_c_test header_cc_test kv_cache_test kv_eviction_test kv_property_test prefix_tree_test
+        scheduler_test scheduler_property_test waiting_queue_test sampler_test beam_search_test event_queue_test capi_test
         capi_invalid_test threads_test engine_test simulated_test step_cost_test
         ngram_test draft_length_test capi_shared_test)
   set_tests_properties(${test} PROPERTIES LABELS core ENVIRONMENT
