@@ -307,6 +307,7 @@ static void test_cancel_paused(void) {
   start(&f);
   psm_request request = greedy(8, 12);
   submit(&f, &request);
+  request.prompt_ids = ramp + 1; /* nothing to share */
   const uint64_t second = submit(&f, &request);
   psm_engine_stats stats = {.struct_size = PSM_ENGINE_STATS_SIZE};
   do {
@@ -396,6 +397,7 @@ static void test_executor_failure(void) {
   fixture f;
   prepare(&f);
   f.options.max_batch_size = 2;
+  f.options.enable_block_reuse = 0; /* equal prompts, none waits for another's */
   start(&f);
   f.fake.fail_at_step = 1;
   psm_request request = greedy(5, 4);

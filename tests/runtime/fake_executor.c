@@ -68,6 +68,10 @@ static int32_t* slot(fake_executor* fake, const psm_batch* batch, int32_t seq, i
   return fake->pool + (size_t)block * (size_t)bs + (size_t)(position % bs);
 }
 
+/* What is known of a block in this step: whose tables it is in, and whether one of them writes it.
+ */
+enum { IN_A_TABLE = 1, WRITTEN = 2 };
+
 static psm_status check_seq(fake_executor* fake, const psm_batch* batch, int32_t seq,
                             unsigned char* used) {
   const int32_t n = batch->query_lens[seq];
@@ -89,7 +93,11 @@ static psm_status check_seq(fake_executor* fake, const psm_batch* batch, int32_t
     if (column * bs >= kv ? block != -1 : (block < 0 || block >= fake->num_blocks)) {
       return broken(fake, "block_table entries", seq);
     }
-    if (block >= 0 && used[block]++) return broken(fake, "a block in two tables", seq);
+    if (block < 0) continue;
+    const int writes = (column + 1) * bs > kv - n;
+    if (used[block] != 0 && (writes || (used[block] & WRITTEN)))
+      return broken(fake, "a block that is written is in another table too", seq);
+    used[block] |= (unsigned char)(IN_A_TABLE | (writes ? WRITTEN : 0));
   }
   return PSM_OK;
 }
@@ -154,6 +162,21 @@ static psm_status step(void* self, const psm_batch* batch, const float** logits)
   return PSM_OK;
 }
 
+static psm_status copy_blocks(void* self, const psm_block_copy* copies, size_t num_copies) {
+  fake_executor* fake = self;
+  const int32_t bs = fake->info.tokens_per_block;
+  for (size_t i = 0; i < num_copies; ++i) {
+    const psm_block_copy* c = &copies[i];
+    if (c->kind != PSM_COPY_DEVICE || c->src < 0 || c->src >= fake->num_blocks || c->dst < 0 ||
+        c->dst >= fake->num_blocks || c->src == c->dst || c->num_tokens < 1 || c->num_tokens > bs) {
+      return broken(fake, "psm_block_copy", (int32_t)i);
+    }
+    memcpy(fake->pool + (size_t)c->dst * (size_t)bs, fake->pool + (size_t)c->src * (size_t)bs,
+           (size_t)c->num_tokens * sizeof(int32_t));
+  }
+  return PSM_OK;
+}
+
 static void close_pools(void* self) { ((fake_executor*)self)->is_closed += 1; }
 
 static const char* last_error(void* self) { return ((fake_executor*)self)->error; }
@@ -175,8 +198,9 @@ void fake_executor_init(fake_executor* fake) {
 }
 
 psm_executor fake_executor_table(fake_executor* fake) {
-  const psm_executor table = {PSM_EXECUTOR_SIZE, fake, describe, open_pools, step, close_pools,
-                              last_error,        NULL, NULL,     NULL,       NULL, NULL};
+  const psm_executor table = {
+      PSM_EXECUTOR_SIZE, fake,        describe, open_pools, step, close_pools,
+      last_error,        copy_blocks, NULL,     NULL,       NULL, NULL};
   return table;
 }
 
