@@ -6,6 +6,7 @@ in ways that are not applied here, so each is refused rather than left out.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -142,14 +143,11 @@ def _rows(
     """Return the rows of B of each matrix."""
     if len(matrices) == 1:
         return [(0, total)]
-    if matrices[0] is LoraMatrix.Q:
-        sizes = [widths.q, widths.kv, widths.kv]
-    else:
-        sizes = [widths.intermediate or total // 2] * 2
+    is_qkv = matrices[0] is LoraMatrix.Q
+    sizes = [widths.q, widths.kv, widths.kv] if is_qkv else [widths.intermediate or total // 2] * 2
     if sum(sizes) != total:
         raise ShapeError(
             f"{directory}: {name!r} has {total} out_features, the model's {'|'.join(m.name.lower() for m in matrices)} "
             f"have {'+'.join(map(str, sizes))}; the adapter was made for another model"
         )
-    ends = np.cumsum([0, *sizes]).tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))

@@ -42,7 +42,7 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclasses.dataclass(frozen=True)
 class PeftConfig:
-    """What the weights mean. Patterns are regular expressions for the end of a module's name, the first match wins."""
+    """What the weights mean. Patterns are regular expressions for the last parts of a module's name; the first wins."""
 
     where: str
     r: int
@@ -53,7 +53,7 @@ class PeftConfig:
 
     def rank(self, module: str) -> int:
         """Return the rank of a module, named as in transformers ("model.layers.0.self_attn.q_proj")."""
-        return self._match(self.rank_pattern, module, self.r)
+        return int(self._match(self.rank_pattern, module, self.r))
 
     def scale(self, module: str, rank: int) -> float:
         """Return the factor on B A: alpha / rank, or alpha / sqrt(rank) of rank-stabilized LoRA."""
@@ -62,7 +62,7 @@ class PeftConfig:
 
     def _match(self, patterns: Mapping[str, Any], module: str, default: Any) -> Any:
         for pattern, value in patterns.items():
-            if re.match(rf"(.*\.)?({pattern})$", module):
+            if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
                 return value
         return default
 
