@@ -104,6 +104,7 @@ class Engine {
   bool Execute(const psm_batch& batch, const float** logits, std::string* error);
   void LearnCosts();
   void FailStep(const StepPlan& plan, const std::string& message);
+  void FailRunning(const std::string& message);
   void FailAll(psm_status status, const char* message);
   void PublishQueued();
   void BuryRetired();

@@ -107,7 +107,9 @@ bool Engine::StepWork() {
   PublishQueued();
   const float* logits = nullptr;
   std::string error;
-  if (RunCopies(&error) && DraftAndExecute(&plan, &logits, &error)) {
+  if (!RunCopies(&error)) {
+    FailRunning(error);
+  } else if (DraftAndExecute(&plan, &logits, &error)) {
     AdvanceAll(plan, logits);
   } else {
     FailStep(plan, error);
@@ -250,6 +252,15 @@ void Engine::FailStep(const StepPlan& plan, const std::string& message) {
   for (const auto* seqs : {&plan.context, &plan.generation}) {
     for (const ScheduledSeq& seq : *seqs) Fail(seq.request, PSM_ERROR_EXECUTOR, message.c_str());
   }
+}
+
+// Copies failed, so nobody knows what their blocks hold: whoever has blocks ends, and the cache
+// begins anew.
+void Engine::FailRunning(const std::string& message) {
+  while (!scheduler_.running().empty()) {
+    Fail(scheduler_.running().back(), PSM_ERROR_EXECUTOR, message.c_str());
+  }
+  kv_.ForgetAll();
 }
 
 void Engine::FailAll(psm_status status, const char* message) {
