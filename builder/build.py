@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..runtime.errors import BuildError, EngineFileError, Error, InvalidArgumentError
-from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_entries, load_manifest
+from ..runtime.errors import BuildError, Error
+from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_entries
 from ..runtime.manifest_entries import TargetEntry, TokenizerEntry
 from .build_key import target_key
 from .build_report import BuildReport, TargetReport, read_targets
@@ -24,21 +24,35 @@ from .compile import (
     needed_bytes,
     no_progress,
 )
-from .engine_dir import Work, carry_over, describe_file, destination, replacing
+from .engine_dir import Work, describe_file, destination, replacing
 from .engine_manifest import limits_entry, make_manifest, target_entry
 from .limits import Limits, make_limits
-from .precision import Precision
+from .precision import Precision, draft_precision
+from .reuse import carry, join, old_manifest, reusable
 from .targets.registry import Target, check_target, choose_precision, find_targets
 
 
 @dataclasses.dataclass(frozen=True)
 class BuildPlan:
-    """A build that was asked for, after every check that needs no work."""
+    """A build that was asked for, after every check that needs no work.
+
+    draft : the recipe of what drafts for the targets; None = nothing does
+    keep_draft : instead, whatever the directory has
+    """
 
     checkpoint: Checkpoint
     targets: tuple[Target, ...]
     recipe: Precision
     limits: Limits
+    draft: Precision | None = None
+    keep_draft: bool = False
+
+    def requests(self, out: pathlib.Path, workers: int | None = None) -> list[CompileRequest]:
+        """Return what the compilers get: the targets' request, and their drafts'."""
+        request = CompileRequest(self.checkpoint, self.recipe, self.limits, workers, out)
+        if self.draft is None:
+            return [request]
+        return [request, dataclasses.replace(request, recipe=self.draft, is_draft=True)]
 
 
 def plan_build(
@@ -47,11 +61,14 @@ def plan_build(
     *,
     precision: str = "auto",
     limits: dict[str, Any] | None = None,
+    draft: str | None = None,
 ) -> BuildPlan:
     """Open the checkpoint and check what is asked for; nothing is read but its config and headers.
 
     targets : names as --target takes them
     limits : arguments of make_limits; None values mean "not given"
+    draft : precision of a second plan that drafts for the first (speculation loses nothing by it); "none" = without;
+        None = as the directory has it
     raises CheckpointError, InvalidArgumentError or UnsupportedError, before any work.
     """
     found = find_targets(targets)
@@ -60,15 +77,17 @@ def plan_build(
     check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
     made = make_limits(opened.spec.max_position_embeddings, **given)
     recipe = choose_precision(precision, opened.spec, found)
+    draft_recipe = None if draft is None else draft_precision(draft, recipe)
     for target in found:
         check_target(target, opened.spec, recipe)
-    return BuildPlan(opened, tuple(found), recipe, made)
+        if draft_recipe is not None:
+            check_target(target, opened.spec, draft_recipe)
+    return BuildPlan(opened, tuple(found), recipe, made, draft_recipe, keep_draft=draft is None)
 
 
 def needed_disk(plan: BuildPlan, out_dir: str | pathlib.Path) -> int:
     """Return about how many bytes of disk the build takes, if none of its targets is there already."""
-    request = CompileRequest(plan.checkpoint, plan.recipe, plan.limits, None, pathlib.Path(out_dir))
-    return needed_bytes(request, plan.targets)
+    return sum(needed_bytes(request, plan.targets) for request in plan.requests(pathlib.Path(out_dir)))
 
 
 def build_engine(
@@ -93,37 +112,68 @@ def build_engine(
     out = destination(pathlib.Path(out_dir))
     progress("checkpoint", "hashing", 0, 0)
     fingerprint = plan.checkpoint.fingerprint()
-    keys = {
-        t.name: target_key(t, fingerprint, plan.checkpoint.spec, plan.recipe, plan.limits)
-        for t in plan.targets
-    }
     failures: dict[str, Error] = {}
     with replacing(out) as work:
         clear_failure_logs(out)
-        old = _old_manifest(out, plan, fingerprint, force)
-        kept, lost = _reusable(old, plan, keys, force)
+        old = old_manifest(out, fingerprint, plan.recipe, force=force)
+        plan = _settle_draft(plan, old)
+        requests = plan.requests(out, workers)
+        keys = _keys(plan, requests, fingerprint)
+        kept, lost = reusable(old, keys, plan.limits, plan.draft, force=force)
         tokenizer = _write_tokenizer(plan.checkpoint, work.path)
-        todo = [t for t in plan.targets if t.name not in kept]
+        todo = [(one, [t for t in plan.targets if one.label(t) not in kept]) for one in requests]
         reports = {name: one for name, one in read_targets(out).items() if name in kept}
-        if old is not None and not todo and not lost and tokenizer == old.tokenizer:
+        if old is not None and _is_same(old, plan, keys, kept, lost, tokenizer):
             work.keep_old()
             return _report(plan, out, start, reports, kept)
-        entries = _carry(kept, out, work)
-        request = CompileRequest(plan.checkpoint, plan.recipe, plan.limits, workers, out)
-        work.reserve(needed_bytes(request, todo) + sum(one.size for one in tokenizer.files))
-        for target, result in compile_targets(request, todo, work.path, progress, keep_going):
-            if isinstance(result, Error):
-                failures[target.name] = result
-            else:
-                entries[target.name] = target_entry(target, plan, result, keys[target.name], work.path)
-                reports[target.name] = _built(result, entries[target.name])
-        if failures and not entries:
+        entries = carry(kept, out, work)
+        needed = sum(needed_bytes(one, targets) for one, targets in todo if targets)
+        work.reserve(needed + sum(one.size for one in tokenizer.files))
+        for request, targets in todo:
+            for target, result in compile_targets(request, targets, work.path, progress, keep_going):
+                name = request.label(target)
+                if isinstance(result, Error):
+                    failures[name] = result
+                else:
+                    entries[name] = target_entry(target, request, result, keys[name], work.path)
+                    reports[name] = _built(result, entries[name])
+        if failures and not any("/" not in name for name in entries):
             raise _summary(failures)
         report = _report(plan, out, start, reports, kept)
         _finish(plan, fingerprint, work, tokenizer, entries, report)
     if failures:
         raise _summary(failures)
     return report
+
+
+def _settle_draft(plan: BuildPlan, old: Manifest | None) -> BuildPlan:
+    """Return the plan with the directory's own draft, unless another was asked for."""
+    if not plan.keep_draft or old is None or old.draft is None:
+        return plan
+    return dataclasses.replace(plan, draft=draft_precision(old.draft.precision, plan.recipe))
+
+
+def _keys(plan: BuildPlan, requests: Sequence[CompileRequest], fingerprint: str) -> dict[str, str]:
+    """Return the key of every plan to be made, by its piece name."""
+    spec = plan.checkpoint.spec
+    return {
+        request.label(target): target_key(target, fingerprint, spec, request.recipe, plan.limits)
+        for request in requests
+        for target in plan.targets
+    }
+
+
+def _is_same(
+    old: Manifest,
+    plan: BuildPlan,
+    keys: dict[str, str],
+    kept: dict[str, TargetEntry],
+    lost: bool,
+    tokenizer: TokenizerEntry,
+) -> bool:
+    """Whether the build would write the engine that is there already."""
+    whole = not lost and keys.keys() <= kept.keys()
+    return whole and tokenizer == old.tokenizer and old.limits == limits_entry(plan.limits)
 
 
 def _finish(
@@ -135,77 +185,10 @@ def _finish(
     report: BuildReport,
 ) -> None:
     """Write the manifest and the report, targets in order of their names."""
-    manifest = make_manifest(plan, fingerprint, tokenizer, dict(sorted(entries.items())))
+    targets, draft = join(entries, plan.draft)
+    manifest = make_manifest(plan, fingerprint, tokenizer, targets, draft)
     (work.path / MANIFEST_NAME).write_text(manifest.to_text(), encoding="utf-8")
     report.write(work.path)
-
-
-def _old_manifest(out: pathlib.Path, plan: BuildPlan, fingerprint: str, force: bool) -> Manifest | None:
-    """Return the manifest of the engine at the destination; None when there is none or all of it is replaced.
-
-    raises EngineFileError when it cannot be read, InvalidArgumentError when another model's or precision's engine
-        would be overwritten without --force.
-    """
-    if not (out / MANIFEST_NAME).is_file():
-        return None
-    try:
-        old = load_manifest(out)
-    except EngineFileError:
-        if force:
-            return None
-        raise
-    differing = []
-    if old.checkpoint.fingerprint != fingerprint:
-        differing.append(f"checkpoint (it was built from {old.checkpoint.path})")
-    if old.precision != plan.recipe.name:
-        differing.append(f"precision (it has {old.precision}, asked for is {plan.recipe.name})")
-    if differing and not force:
-        raise InvalidArgumentError(
-            f"{out} holds an engine of another {' and another '.join(differing)}; give another -o, or --force to "
-            "replace it"
-        )
-    return None if differing else old
-
-
-def _reusable(
-    old: Manifest | None, plan: BuildPlan, keys: dict[str, str], force: bool
-) -> tuple[dict[str, TargetEntry], bool]:
-    """Return the old targets that stay, and whether others are lost.
-
-    raises InvalidArgumentError when the limits differ and targets that are not asked for would be lost.
-    """
-    if old is None:
-        return {}, False
-    asked = {target.name for target in plan.targets}
-    others = {name: entry for name, entry in old.targets.items() if name not in asked}
-    if old.limits != limits_entry(plan.limits):
-        if others and not force:
-            raise InvalidArgumentError(
-                f"{old.root} was built for other limits ({_differences(old, plan.limits)}) and holds "
-                f"{', '.join(others)} besides; name all of them in --target to rebuild them, give another -o, or "
-                "--force to drop them"
-            )
-        return {}, bool(others)
-    same = {} if force else {name: old.targets[name] for name in asked & old.targets.keys()}
-    fresh = {name: entry for name, entry in same.items() if entry.key == keys[name] and _is_whole(old, name)}
-    kept = {name: entry for name, entry in others.items() if _is_whole(old, name)}
-    return {**kept, **fresh}, len(kept) < len(others)
-
-
-def _is_whole(old: Manifest, name: str) -> bool:
-    try:
-        for entry in old.targets[name].files:
-            old.check_file(entry, hashes=True, what="file")
-    except EngineFileError:
-        return False
-    return True
-
-
-def _differences(old: Manifest, limits: Limits) -> str:
-    had, asked = dataclasses.asdict(old.limits), dataclasses.asdict(limits_entry(limits))
-    return ", ".join(
-        f"{name} {had[name]}, asked for {asked[name]}" for name in had if had[name] != asked[name]
-    )
 
 
 def _write_tokenizer(checkpoint: Checkpoint, work: pathlib.Path) -> TokenizerEntry:
@@ -217,16 +200,6 @@ def _write_tokenizer(checkpoint: Checkpoint, work: pathlib.Path) -> TokenizerEnt
         (folder / name).write_bytes(data)
         entries.append(describe_file(work, folder / name))
     return TokenizerEntry(files=tuple(entries), sha256=hash_entries(entries))
-
-
-def _carry(kept: dict[str, TargetEntry], out: pathlib.Path, work: Work) -> dict[str, TargetEntry]:
-    for name, target in kept.items():
-        for entry in target.files:
-            carry_over(entry.path, out, work.path)
-        log = f"targets/{name}/build.log"
-        if (out / log).is_file():
-            carry_over(log, out, work.path)
-    return dict(kept)
 
 
 def _built(result: Compiled, entry: TargetEntry) -> TargetReport:
@@ -261,6 +234,7 @@ def _report(
         limits=dataclasses.asdict(plan.limits),
         seconds=round(time.monotonic() - start, 3),
         targets=dict(sorted(marked.items())),
+        draft=None if plan.draft is None else plan.draft.name,
     )
 
 

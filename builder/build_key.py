@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 from .limits import Limits
 from .precision import Precision
@@ -30,6 +31,11 @@ def sources_digest(compiler: str) -> str:
     return digest.hexdigest()
 
 
+def plan_limits(limits: Limits) -> dict[str, Any]:
+    """Return the limits that a plan depends on, by name."""
+    return {name: value for name, value in dataclasses.asdict(limits).items() if name != "max_beam_width"}
+
+
 def target_key(target: Target, fingerprint: str, spec: DecoderSpec, recipe: Precision, limits: Limits) -> str:
     """Return the sha256 over everything that goes into a target's plan.
 
@@ -39,7 +45,7 @@ def target_key(target: Target, fingerprint: str, spec: DecoderSpec, recipe: Prec
         "checkpoint": fingerprint,
         "spec": dataclasses.asdict(spec),
         "precision": dataclasses.asdict(recipe),
-        "limits": dataclasses.asdict(limits),
+        "limits": plan_limits(limits),
         "target": dataclasses.asdict(target),
         "compiler_version": compiler_version(target),
         "compute": compute_dtype(target, spec, recipe),

@@ -34,7 +34,12 @@ class TargetReport:
 
 @dataclasses.dataclass(frozen=True)
 class BuildReport:
-    """How the targets of an engine were built. `seconds` is the whole build, opening the checkpoint included."""
+    """How the plans of an engine were built.
+
+    seconds : of the whole build, opening the checkpoint included
+    targets : by name; "cpu/draft" is what drafts for "cpu"
+    draft : the drafts' precision; None = there are none
+    """
 
     engine_dir: str
     checkpoint: str
@@ -42,6 +47,7 @@ class BuildReport:
     limits: dict[str, Any]
     seconds: float
     targets: dict[str, TargetReport]
+    draft: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -25,6 +25,15 @@ Progress = Callable[[str, str, int, int], None]
 _SLACK_BYTES = 8 << 20
 
 
+# The folder of a target's draft; after a slash also what its report is called.
+DRAFT = "draft"
+
+
+def piece_name(target: str, *, is_draft: bool) -> str:
+    """Return the name of a target's plan, or of its draft's: "cpu", "cpu/draft"."""
+    return f"{target}/{DRAFT}" if is_draft else target
+
+
 def no_progress(target: str, phase: str, done: int, total: int) -> None:
     """Tell nobody."""
 
@@ -35,6 +44,7 @@ class CompileRequest:
 
     workers : GPU compilers side by side; None = as many as cores and memory allow
     out : the destination, beside which the log of a failure is left
+    is_draft : the plans draft for the targets: they lie in a folder `draft` of each
     """
 
     checkpoint: Checkpoint
@@ -42,6 +52,16 @@ class CompileRequest:
     limits: Limits
     workers: int | None
     out: pathlib.Path
+    is_draft: bool = False
+
+    def folder(self, work: pathlib.Path, target: Target) -> pathlib.Path:
+        """Return where a target's files go below the directory of the build."""
+        folder = work / "targets" / target.name
+        return folder / DRAFT if self.is_draft else folder
+
+    def label(self, target: Target) -> str:
+        """Return the name under which progress, failures and reports speak of a target."""
+        return piece_name(target.name, is_draft=self.is_draft)
 
     def graph(self, compute: str) -> ir.Model:
         """Return the graph with activations of a type; its weights are read when they are written."""
@@ -79,7 +99,7 @@ def compile_targets(
     The cpu target comes first: it takes seconds, and what is wrong with a checkpoint shows there.
     """
     for target in targets:
-        (work / "targets" / target.name).mkdir(parents=True)
+        request.folder(work, target).mkdir(parents=True, exist_ok=True)
     for target in targets:
         if target.compiler == "cpu":
             yield (
@@ -103,12 +123,12 @@ def _attempt(body: Callable[[], Compiled], keep_going: bool) -> Compiled | Error
 def _compile_cpu(request: CompileRequest, target: Target, work: pathlib.Path, progress: Progress) -> Compiled:
     from .targets.cpu import compile_plan
 
-    plan = work / "targets" / target.name / "model.plan"
+    plan = request.folder(work, target) / "model.plan"
     spec = request.checkpoint.spec
     model = request.graph(compute_dtype(target, spec, request.recipe))
 
     def step(tensor: str, done: int, total: int) -> None:
-        progress(target.name, f"packing {tensor}", done, total)
+        progress(request.label(target), f"packing {tensor}", done, total)
 
     with PeakMemory() as peak:
         statistics = compile_plan(model, spec, request.limits, plan, progress=step)
@@ -147,16 +167,16 @@ def _compile_rtx(
 
     def job(target: Target) -> CompileJob:
         def step(phase: str, done: int, total: int) -> None:
-            progress(target.name, phase, done, total)
+            progress(request.label(target), phase, done, total)
 
-        plan = work / "targets" / target.name / "model.plan"
+        plan = request.folder(work, target) / "model.plan"
         # Beside the destination, so that the log of a failure outlives the work directory.
-        log = failure_log(request.out, target.name)
+        log = failure_log(request.out, request.label(target))
         return CompileJob(graphs[models[target.name]], request.limits, spec, target.name, plan, log, step)
 
     def compiled(target: Target, result: RtxResult) -> Compiled:
-        folder = work / "targets" / target.name
-        log = failure_log(request.out, target.name)
+        folder = request.folder(work, target)
+        log = failure_log(request.out, request.label(target))
         lines = tuple(tail(log, LOG_TAIL_LINES))
         (folder / "build.log").write_bytes(log.read_bytes())
         log.unlink()
@@ -187,15 +207,16 @@ def _compile_rtx(
             yield target, compiled(target, result)
 
 
-def failure_log(out: pathlib.Path, target: str) -> pathlib.Path:
+def failure_log(out: pathlib.Path, label: str) -> pathlib.Path:
     """Return where a GPU compiler's log goes; it stays there when the compile fails."""
-    return out.with_name(f"{out.name}.{target}.log")
+    return out.with_name(f"{out.name}.{label.replace('/', '.')}.log")
 
 
 def clear_failure_logs(out: pathlib.Path) -> None:
     """Remove the logs that earlier builds of this directory left."""
     for name in target_names():
-        failure_log(out, name).unlink(missing_ok=True)
+        for is_draft in (False, True):
+            failure_log(out, piece_name(name, is_draft=is_draft)).unlink(missing_ok=True)
 
 
 def _plain_names(sizes: Mapping[str, int]) -> dict[str, int]:

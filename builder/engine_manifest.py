@@ -12,6 +12,7 @@ from .. import __version__
 from ..runtime.manifest import SCHEMA_VERSION, Manifest
 from ..runtime.manifest_entries import (
     CheckpointEntry,
+    DraftEntry,
     GraphContractEntry,
     LimitsEntry,
     ModelEntry,
@@ -29,11 +30,15 @@ from .targets.rtx import contract as rtx_contract
 
 if TYPE_CHECKING:
     from .build import BuildPlan
-    from .compile import Compiled
+    from .compile import Compiled, CompileRequest
 
 
 def make_manifest(
-    plan: BuildPlan, fingerprint: str, tokenizer: TokenizerEntry, targets: dict[str, TargetEntry]
+    plan: BuildPlan,
+    fingerprint: str,
+    tokenizer: TokenizerEntry,
+    targets: dict[str, TargetEntry],
+    draft: DraftEntry | None = None,
 ) -> Manifest:
     """Return the manifest of an engine."""
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -49,6 +54,7 @@ def make_manifest(
         graph_contract=_contract_entry(),
         checkpoint=CheckpointEntry(path=_printable(plan.checkpoint.path), fingerprint=fingerprint),
         targets=targets,
+        draft=draft,
     )
 
 
@@ -99,10 +105,10 @@ def _patterns(*names: str) -> tuple[str, ...]:
 
 
 def target_entry(
-    target: Target, plan: BuildPlan, result: Compiled, key: str, work: pathlib.Path
+    target: Target, request: CompileRequest, result: Compiled, key: str, work: pathlib.Path
 ) -> TargetEntry:
     """Return what the manifest says of a target whose files lie below `work`."""
-    spec, recipe = plan.checkpoint.spec, plan.recipe
+    spec, recipe = request.checkpoint.spec, request.recipe
     compute = compute_dtype(target, spec, recipe)
     rectangular = target.compiler == "rtx"
     return TargetEntry(
@@ -114,7 +120,7 @@ def target_entry(
         compute_dtype=compute,
         kv_dtype=compute,
         activation_quantization=activation_quantization(target, recipe),
-        inputs=_inputs(target, spec, plan.limits, compute),
+        inputs=_inputs(target, spec, request.limits, compute),
         profiles=_profiles(result.flags),
         files=tuple(describe_file(work, path) for path in result.files),
         flags=result.flags,

@@ -15,6 +15,8 @@ class Limits:
     max_num_tokens : packed tokens in a step
     max_input_len : tokens of a prompt
     max_seq_len : tokens of prompt and output together
+    max_beam_width : beams of a request, each a sequence of max_batch_size. For programs that read the manifest: no
+        plan depends on it, and any engine takes as many beams as sequences
     tokens_per_block : positions in a KV block, a power of two, 8..128
     """
 
@@ -72,10 +74,9 @@ def make_limits(
             f"--tokens_per_block is {tokens_per_block}, it must be one of 8, 16, 32, 64, 128; "
             "give another --tokens_per_block"
         )
-    if max_beam_width != 1:
-        raise InvalidArgumentError(
-            f"--max_beam_width is {max_beam_width}, this version builds engines without beam search; give 1"
-        )
+    check(
+        "max_beam_width", max_beam_width, 1, max_batch_size, "max_batch_size: a beam is a sequence of a step"
+    )
     if kv_cache_type.lower() != "paged":
         raise InvalidArgumentError(
             f"--kv_cache_type is {kv_cache_type!r}, engines have a paged KV cache; give 'paged'"

@@ -41,6 +41,31 @@ def precision(name: str) -> Precision:
         ) from None
 
 
+def draft_precision(name: str, engine: Precision) -> Precision | None:
+    """Return the recipe of a draft for an engine; None for "none".
+
+    raises InvalidArgumentError for one that is not known, or no smaller than the engine's own and so no faster
+    """
+    if name == "none":
+        return None
+    if name not in PRECISIONS:
+        raise InvalidArgumentError(
+            f"--draft {name!r} is not known; choose one of {', '.join(PRECISIONS)}, none"
+        )
+    found = PRECISIONS[name]
+    if found.weight_bits >= engine.weight_bits:
+        smaller = [one.name for one in PRECISIONS.values() if one.weight_bits < engine.weight_bits]
+        raise InvalidArgumentError(
+            f"--draft {name} is no smaller than the engine's {engine.name}, so it would not save time; give "
+            + (
+                " or ".join(smaller)
+                if smaller
+                else "none, and a smaller model's engine as --draft where this one runs"
+            )
+        )
+    return found
+
+
 def int4_group_size(in_features: int) -> int:
     """Return the INT4 group for an input size: 128 where it divides, else 64, else 32 (SmolLM2's 576 takes 64).
 

@@ -79,7 +79,7 @@ def fake_rtx(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception | None]:
                     raise error
                 yield target, error
                 continue
-            plan = work / "targets" / target.name / "model.plan"
+            plan = request.folder(work, target) / "model.plan"
             plan.write_bytes(target.name.encode())
             yield target, compile.Compiled("fake", "1", (plan,), (), 0.0, 0, {})
 
