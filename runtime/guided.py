@@ -18,15 +18,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._native import native
 from .errors import InvalidArgumentError, UnsupportedError
 from .guided_grammar import grammar_source
-from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
 
 # Compiled grammars kept for the next request with the same one.
 MAX_COMPILED = 64
@@ -49,7 +52,8 @@ class GuidedParams:
     ebnf : text of a grammar, `root ::= ...` as xgrammar and llama.cpp have it, or llguidance's Lark (`start: ...`)
     choice : one of these strings
     json : any JSON object or array
-    whitespace_pattern : between the tokens of JSON, an expression; None = up to 20 blanks and line breaks
+    whitespace_pattern : what may stand between the tokens of JSON, as an expression; "" = nothing, None = up to 20
+        blanks, tabs and line breaks
     """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -70,7 +74,9 @@ class GuidedParams:
             )
         for name in ("regex", "ebnf", "whitespace_pattern"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
+            if value is not None and (
+                not isinstance(value, str) or (not value and name != "whitespace_pattern")
+            ):
                 raise InvalidArgumentError(f"guided.{name} is {value!r}, it must be text")
         if not isinstance(self.json, bool):
             raise InvalidArgumentError(f"guided.json is {self.json!r}, it must be True or False")
@@ -147,15 +153,20 @@ class GuideCompiler:
         limits = llg.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         matcher = llg.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
         if not matcher.is_error():
-            # The first mask makes what copies then share, and shows what only fails when it is used.
-            mask = matcher.compute_bitmask()
-            if not matcher.is_error() and not any(mask):
-                raise InvalidArgumentError(
-                    "guided allows no text at all: no output can begin; change the grammar"
-                )
-        if matcher.is_error():
-            raise InvalidArgumentError(f"guided cannot be compiled: {matcher.get_error().strip()}")
+            matcher.compute_bitmask()  # shows what only fails in use, and makes what copies share
+        error = _error_of(matcher)
+        if error.startswith("NoExtension"):
+            raise InvalidArgumentError(
+                "guided allows no text at all; change the grammar so that something fits"
+            )
+        if error:
+            raise InvalidArgumentError(f"guided cannot be compiled: {error}")
         return matcher
+
+
+def _error_of(matcher: Any) -> str:
+    """Return llguidance's message of a matcher that has failed, else ""."""
+    return str(matcher.get_error()).replace("<non-verbose/>", "").strip() if matcher.is_error() else ""
 
 
 def _within_time(make: Callable[[], Any]) -> Any:
@@ -231,7 +242,7 @@ class _Guide:
         else:
             ffi.memmove(mask, self._matcher.compute_bitmask()[:num_bytes], num_bytes)
         if self._matcher.is_error():
-            raise RuntimeError(self._matcher.get_error().strip())
+            raise RuntimeError(_error_of(self._matcher))
         if self._end_ids != compiler.eos_ids and self._matcher.is_accepting():
             for token in compiler.eos_ids:
                 mask[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
@@ -247,7 +258,7 @@ class _Guide:
             same += 1
         num_back = len(self._ahead) - same
         if num_back > 0 and not self._matcher.rollback(num_back):
-            raise RuntimeError(self._matcher.get_error().strip())
+            raise RuntimeError(_error_of(self._matcher))
         rest = list(tokens[same:])
         num_moved = self._matcher.try_consume_tokens(rest) if rest else 0
         self._ahead[same:] = rest[:num_moved]
@@ -268,7 +279,7 @@ class GuideHandle:
 
     def close(self) -> None:
         """Release it. Only when no submission with it succeeded."""
-        _live.pop(int(native().ffi.cast("uintptr_t", self.struct.self)), None)
+        _live.pop(_number_of(self.struct.self), None)
 
 
 def guide_of(
@@ -319,14 +330,19 @@ def _llguidance() -> Any:
 
 # ---------------------------------------------------------------- what the core calls
 
-# Address of psm_guide.self -> cffi's handle, which holds the _Guide.
-_live: dict[int, Any] = {}
+# psm_guide.self -> the guide. A number rather than an address: one that is closed twice, or late, harms nobody.
+_live: dict[int, _Guide] = {}
+_numbers = itertools.count(1)
 
 
 def _keep(guide: _Guide) -> Any:
-    handle = native().ffi.new_handle(guide)
-    _live[int(native().ffi.cast("uintptr_t", handle))] = handle
-    return handle
+    number = next(_numbers)
+    _live[number] = guide
+    return native().ffi.cast("void*", number)
+
+
+def _number_of(pointer: Any) -> int:
+    return int(native().ffi.cast("uintptr_t", pointer))
 
 
 @functools.cache
@@ -341,7 +357,7 @@ def _callbacks() -> dict[str, Any]:
         return _ERROR_EXECUTOR
 
     def fill_mask(pointer: Any, ahead: Any, num_ahead: int, mask: Any) -> int:
-        guide: _Guide = ffi.from_handle(pointer)
+        guide = _live[_number_of(pointer)]
         try:
             guide.fill_mask(ffi.unpack(ahead, num_ahead) if num_ahead else (), mask)
         except BaseException as error:
@@ -349,7 +365,7 @@ def _callbacks() -> dict[str, Any]:
         return _OK
 
     def accept(pointer: Any, tokens: Any, num_tokens: int) -> int:
-        guide: _Guide = ffi.from_handle(pointer)
+        guide = _live[_number_of(pointer)]
         try:
             guide.accept(ffi.unpack(tokens, num_tokens))
         except BaseException as error:
@@ -357,7 +373,7 @@ def _callbacks() -> dict[str, Any]:
         return _OK
 
     def clone(pointer: Any, out: Any) -> int:
-        guide: _Guide = ffi.from_handle(pointer)
+        guide = _live[_number_of(pointer)]
         try:
             out[0] = _keep(guide.clone())
         except BaseException as error:
@@ -365,10 +381,10 @@ def _callbacks() -> dict[str, Any]:
         return _OK
 
     def close(pointer: Any) -> None:
-        _live.pop(int(ffi.cast("uintptr_t", pointer)), None)
+        _live.pop(_number_of(pointer), None)
 
     def last_error(pointer: Any) -> Any:
-        return ffi.from_handle(pointer).error_text
+        return _live[_number_of(pointer)].error_text
 
     return {
         "fill_mask": ffi.callback(types["fill_mask"], fill_mask, error=_ERROR_EXECUTOR),

@@ -69,20 +69,29 @@ def _schema_grammar(text: str, whitespace_pattern: str | None) -> str:
         raise InvalidArgumentError(
             f"json_schema is not JSON: {error}; give the schema as JSON text"
         ) from error
-    if not isinstance(schema, (dict, bool)):
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
         raise InvalidArgumentError(
-            f"json_schema is a {type(schema).__name__}, a schema is an object or true; see json-schema.org"
+            f"json_schema is {json.dumps(schema)[:80]}, which is no schema that anything fits; give an object"
         )
     _check_multiples(schema)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    asked = schema.get("x-guidance")
-    options = {"whitespace_pattern": whitespace_pattern or WHITESPACE}
-    if isinstance(asked, dict) and whitespace_pattern is None:
-        options = {**({} if "whitespace_flexible" in asked else options), **asked}
-    elif isinstance(asked, dict):
-        options = {**asked, **options}
-    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
+    return json.dumps(
+        {"grammars": [{"json_schema": {**schema, "x-guidance": _options(schema, whitespace_pattern)}}]}
+    )
+
+
+def _options(schema: dict[str, Any], whitespace_pattern: str | None) -> dict[str, Any]:
+    """Return llguidance's options of a schema: the schema's own, but for the whitespace that was asked for."""
+    own = schema.get("x-guidance")
+    own = own if isinstance(own, dict) else {}
+    if whitespace_pattern is None and "whitespace_flexible" in own:
+        return own
+    if whitespace_pattern == "":
+        return {**own, "whitespace_flexible": False}
+    if whitespace_pattern is None:
+        return {"whitespace_pattern": WHITESPACE, **own}
+    return {**own, "whitespace_pattern": whitespace_pattern}
 
 
 def _sized(name: str, text: str) -> str:
