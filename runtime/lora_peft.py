@@ -42,6 +42,8 @@ _NOT_APPLIED = {
     "lora_magnitude_vector": "is of DoRA",
     "lora_embedding_": "changes an embedding",
     "modules_to_save": "is a whole layer that was trained",
+    "embed_tokens": "is of the embedding",
+    "lm_head": "is of the output layer",
     "lora_bias": "is a bias",
     ".bias": "is a bias",
     "token_adapter": "changes the embeddings of tokens",

@@ -121,6 +121,26 @@ def test_adapters_beside_rounded_weights(
     assert errors_[1] < allowed < np.abs(of(base) - of(merged)).mean() / 4
 
 
+def test_an_engine_of_a_gguf_file_takes_the_same_adapter(
+    model: Callable[[str], Any], tiny_checkpoint: GetPath, tmp_path: Path
+) -> None:
+    from tiny_engines import build_tiny
+    from tiny_gguf import write_gguf
+
+    # Converters reorder the rows of q and k for GGUF; the engine's are in the order of the adapter again.
+    gguf = write_gguf(tiny_checkpoint("llama"), tmp_path / "tiny.gguf")
+    adapter = tiny.make_adapter(model("llama"), ("q_proj", "k_proj"), seed=4)
+    tiny.write_adapter(tmp_path / "a", adapter)
+    merged = adapter.merged(model("llama"))
+    with Engine.open(build_tiny(gguf, tmp_path / "engine"), num_threads=1) as engine:
+        engine.load_adapter("a", tmp_path / "a")
+        done = engine.generate(PROMPTS, dataclasses.replace(GREEDY, adapter="a"))
+    for prompt, completion in zip(PROMPTS, done, strict=True):
+        tokens, logprobs = tiny.greedy(merged, prompt, GREEDY.max_tokens or 0)
+        assert list(completion.token_ids) == tokens
+        np.testing.assert_allclose([t.logprob for t in completion.logprobs or ()], logprobs, atol=2e-4)
+
+
 def test_nobody_shares_a_prefix_of_another_adapter(
     model: Callable[[str], Any], tiny_engine: GetPath, tmp_path: Path
 ) -> None:
@@ -349,6 +369,8 @@ LAYER = "base_model.model.model.layers.0."
         (LAYER + "self_attn.q_proj.lora_B.bias", (8,), errors.CheckpointError, "is a bias"),
         ("base_model.model.model.embed_tokens.lora_embedding_A", (8, 320), errors.CheckpointError, "embedding"),
         ("base_model.model.lm_head.modules_to_save.weight", (8, 8), errors.CheckpointError, "whole layer"),
+        ("base_model.model.model.embed_tokens.weight", (320, 64), errors.CheckpointError, "the embedding"),
+        ("base_model.model.lm_head.base_layer.weight", (320, 64), errors.CheckpointError, "the output layer"),
         (LAYER + "self_attn.q_proj.weight", (8, 8), errors.CheckpointError, "is not known"),
         (LAYER + "self_attn.q_proj.lora_A.other.weight", (8, 64), errors.CheckpointError, "more than one"),
         (LAYER + "self_attn.r_proj.lora_A.weight", (8, 64), errors.CheckpointError, "r_proj"),
