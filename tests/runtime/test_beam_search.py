@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ FAMILIES = ["llama", "qwen2", "gemma3", "phi3"]
 SHORT = [1, 5, 9, 33]
 LONG = [(7 * i + 3) % 320 for i in range(61)]  # several chunks of the 16 tokens that a step takes here
 PROMPTS = [SHORT, [77], [8] * 9, LONG]
+SMOLLM2 = Path(__file__).parents[2] / "demo" / "smollm2"
 SCORE_TOLERANCE = 2e-4  # of a sum of some ten float32 log-probabilities, computed by two programs
 
 
@@ -115,7 +115,7 @@ def check(ours: Sequence[Scored], theirs: Sequence[Scored], compare_scores: bool
     assert len(ours) == len(theirs)
     if compare_scores:
         assert [b.score for b in ours] == pytest.approx(
-            [b.score for b in theirs], abs=SCORE_TOLERANCE, rel=1e-5
+            [b.score for b in theirs], abs=SCORE_TOLERANCE, rel=1e-4
         )
     for i, beam in enumerate(ours):
         level = [b.token_ids for b in theirs if abs(b.score - theirs[i].score) <= SCORE_TOLERANCE]
@@ -188,7 +188,7 @@ def test_min_tokens_forbids_the_end_ids(
 def test_repetition_penalty_and_bad_words_see_each_beams_own_history(
     reference: Callable[[str], Reference], engine: Callable[[str], Engine]
 ) -> None:
-    """The penalty acts on log-probabilities, as in transformers: the tokens are the same; our scores are the model's."""
+    """The penalty acts on log-probabilities, as in transformers. Same tokens; our scores are the model's own."""
     theirs = reference("llama")
     free = theirs.beams(SHORT, 4, max_new_tokens=12)
     banned = [list(free[0].token_ids[3:5]), [free[1].token_ids[-1]]]
@@ -205,12 +205,14 @@ def test_little_memory_changes_nothing(
     """Twelve searches and other requests in a pool for one of them: pauses begin again from the prompt."""
     work: list[tuple[list[int], SamplingParams]] = []
     for i in range(12):
-        work.append((PROMPTS[i % 4], params(2 + i % 4, 10 + i)))
-        work.append(([i + 1] * (i + 2), SamplingParams(max_tokens=20, seed=i, ignore_eos=True)))
+        work.append((PROMPTS[i % 4], params(2 + i % 2, 30 + i)))
+        work.append(([i + 1] * (i + 2), SamplingParams(max_tokens=40, seed=i, ignore_eos=True)))
     calm = engine("llama")
     wanted = [calm.generate([prompt], p)[0] for prompt, p in work]
     block_bytes = calm.model_info.kv_bytes_per_block
-    blocks = LIMITS["max_batch_size"] * 2 + len(LONG) // LIMITS["tokens_per_block"]
+    shared = len(LONG) // LIMITS["tokens_per_block"]
+    longest = (len(LONG) + 41) // LIMITS["tokens_per_block"] + 1
+    blocks = shared + 3 * (longest - shared)
     with Engine.open(
         tiny_engine("llama"),
         num_threads=1,
@@ -221,7 +223,8 @@ def test_little_memory_changes_nothing(
         handles = [crowded.submit(prompt, p) for prompt, p in work]
         completions = [handle.result() for handle in handles]
         stats = crowded.stats()
-    assert (stats.num_pauses > 0) == (policy == "max_utilization")
+    searches = completions[::2]
+    assert any(one.stats.num_pauses > 0 for one in searches) == (policy == "max_utilization")
     assert stats.used_num_blocks == 0
     for ours, alone in zip(completions, wanted, strict=True):
         assert [o.token_ids for o in ours.outputs] == [o.token_ids for o in alone.outputs]
@@ -289,20 +292,17 @@ def test_beams_that_can_never_fit_are_refused(tiny_engine: GetPath) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "PLANSMITH_SMOLLM2" not in os.environ, reason="PLANSMITH_SMOLLM2 names no checkpoint directory"
-)
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="`make demo` has not fetched the checkpoint")
 @pytest.mark.parametrize("width", [2, 4])
 def test_smollm2(width: int, tmp_path: Path) -> None:
     """A real model, with its own end id, over a text prompt."""
     import transformers
     from plansmith.builder.build import build_engine, plan_build
 
-    checkpoint = Path(os.environ["PLANSMITH_SMOLLM2"])
     limits = {"max_batch_size": 8, "max_num_tokens": 64, "max_input_len": 192, "max_seq_len": 256}
-    build_engine(plan_build(checkpoint, ["cpu"], precision="fp32", limits=limits), tmp_path / "engine")
-    prompt = transformers.AutoTokenizer.from_pretrained(checkpoint)("The capital of France is").input_ids
-    theirs = Reference(checkpoint)
+    build_engine(plan_build(SMOLLM2, ["cpu"], precision="fp32", limits=limits), tmp_path / "engine")
+    prompt = transformers.AutoTokenizer.from_pretrained(SMOLLM2)("The capital of France is").input_ids
+    theirs = Reference(SMOLLM2)
     with Engine.open(tmp_path / "engine") as engine:
         for ends in ([], list(engine.eos_token_ids), [30]):  # 30 = "."
             for length_penalty in (0.0, 1.0):
