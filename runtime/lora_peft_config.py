@@ -44,7 +44,6 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 class PeftConfig:
     """What the weights mean. Patterns are regular expressions for the last parts of a module's name; the first wins."""
 
-    where: str
     r: int
     alpha: float
     use_rslora: bool
@@ -86,7 +85,7 @@ def read_config(path: Path) -> PeftConfig:
     ranks, alphas = _pattern(fields, "rank_pattern", where), _pattern(fields, "alpha_pattern", where)
     if any(value != int(value) or value < 1 for value in ranks.values()):
         raise CheckpointError(f"{where}: rank_pattern is {ranks!r}, wanted ranks of at least 1")
-    return PeftConfig(where, rank, alpha, rslora, {k: int(v) for k, v in ranks.items()}, alphas)
+    return PeftConfig(rank, alpha, rslora, {k: int(v) for k, v in ranks.items()}, alphas)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
