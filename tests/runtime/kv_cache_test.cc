@@ -1,8 +1,15 @@
-// Blocks: exact accounting, errors, and that CheckInvariants notices what it should.
+// Blocks: exact accounting, forks, errors, no allocation in a steady step, and that CheckInvariants
+// notices what it should.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_cache.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -13,7 +20,26 @@
 using plansmith::KvCache;
 using plansmith::KvCacheConfig;
 using plansmith::KvSequence;
+using plansmith::PrefixKey;
+using plansmith::PrefixMatch;
+using plansmith::Retention;
 using plansmith::StatusError;
+
+namespace {
+
+std::atomic<uint64_t> num_news{0};
+
+}  // namespace
+
+// Every allocation of this program is counted.
+void* operator new(size_t bytes) {
+  ++num_news;
+  void* memory = malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { free(memory); }
+void operator delete(void* memory, size_t) noexcept { free(memory); }
 
 namespace {
 
@@ -106,9 +132,141 @@ void TestRandomOperations() {
   }
 }
 
+// Forks share until one writes; the last one writes in place.
+void TestForks() {
+  KvCacheConfig config = Pool(8, 4);
+  config.can_copy = true;
+  KvCache kv(config);
+  KvSequence a, b, c;
+  kv.Extend(&a, 6);
+  kv.Fork(a, &b);
+  kv.Fork(a, &c);
+  const KvSequence* all[] = {&a, &b, &c};
+  CHECK(kv.num_used() == 2 && kv.CountDistinct(all, 3) == 2);
+  CHECK(kv.BlocksToWrite(b, 6) == 1 && kv.BlocksToWrite(b, 8) == 0);  // a block it does not have
+  CHECK(kv.MakeWritable(&b, 6) == 1 && kv.MakeWritable(&b, 6) == 0);
+  CHECK(kv.copies().size() == 1 && kv.copies()[0].kind == PSM_COPY_DEVICE);
+  CHECK(kv.copies()[0].src == a.blocks[1] && kv.copies()[0].dst == b.blocks[1]);
+  CHECK(kv.copies()[0].num_tokens == 2);
+  CHECK(b.blocks[0] == a.blocks[0] && kv.num_used() == 3 && kv.CountDistinct(all, 3) == 3);
+  CHECK(kv.MakeWritable(&a, 6) == 1 && kv.MakeWritable(&c, 6) == 0);  // c is alone by now
+  kv.CheckInvariants({&a, &b, &c});
+  CHECK(kv.MakeWritable(&c, 4) == 0);  // nothing to copy on a boundary of its own block
+  CHECK(kv.MakeWritable(&c, 0) == 1 && kv.copies().size() == 2);  // nor of a shared one
+  for (KvSequence* s : {&a, &b, &c}) kv.Release(s);
+  CHECK(kv.num_used() == 0);
+}
+
+// What is published is not written to, not even by the only one that holds it.
+void TestPublishedIsReadOnly() {
+  KvCacheConfig config = Pool(8, 4);
+  config.can_copy = true;
+  KvCache kv(config);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  KvSequence a;
+  kv.Extend(&a, 7);
+  kv.PublishTail({}, tokens.data(), 7, {}, 0, &a);
+  CHECK(a.num_published == 1 && kv.BlocksToWrite(a, 3) == 1);
+  CHECK(kv.BlocksToWrite(a, 7) == 0);  // its tail grows on in place
+  CHECK(kv.Match({}, tokens.data(), 9).num_tokens == 7);
+  CHECK(kv.MakeWritable(&a, 6) == 0);  // taken back into the tail: it claims less
+  CHECK(kv.Match({}, tokens.data(), 9).num_tokens == 4);
+  kv.CheckInvariants({&a});
+  KvSequence b;
+  CHECK(kv.Attach({}, tokens.data(), 9, &b) == 4);
+  CHECK(kv.MakeWritable(&b, 2) == 1 && b.num_published == 0);
+  kv.CheckInvariants({&a, &b});
+  CHECK(kv.Match({}, tokens.data(), 9).num_blocks == 1);
+}
+
+void TestMisuse() {
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  KvCache kv(Pool(3, 4));  // cannot copy
+  KvSequence a, b;
+  kv.Extend(&a, 8);
+  kv.Fork(a, &b);
+  CHECK(CodeOf([&] { kv.Fork(a, &b); }) == PSM_ERROR_INTERNAL);
+  CHECK(CodeOf([&] { kv.Attach({}, tokens.data(), 9, &b); }) == PSM_ERROR_INTERNAL);
+  CHECK(CodeOf([&] { kv.MakeWritable(&b, 6); }) == PSM_ERROR_INTERNAL);
+  kv.Publish({}, tokens.data(), 8, {}, 0, &a);
+  CHECK(CodeOf([&] { kv.MakeWritable(&b, 0); }) == PSM_ERROR_INTERNAL);  // leaves a child behind
+  b.num_published = 0;
+  const std::vector<int32_t> others(9, 7);
+  CHECK(CodeOf([&] { kv.Publish({}, others.data(), 8, {}, 0, &b); }) == PSM_ERROR_INTERNAL);
+  kv.CheckInvariants({&a, &b});
+  KvCacheConfig config = Pool(8, 4);
+  config.num_host_blocks = 8;
+  KvCache without(config);  // host blocks are of no use without copies
+  CHECK(without.num_host_blocks() == 0);
+}
+
+// Requests come and go over a full pool with a full host, forks, drafts, retention and events.
+void TestSteadyStateAllocatesNothing() {
+  KvCacheConfig config = Pool(44, 4);
+  config.can_copy = true;
+  config.num_host_blocks = 16;
+  config.max_kv_events = 64;
+  KvCache kv(config);
+  std::mt19937 random(3);
+  std::vector<KvSequence> sequences(6);
+  KvSequence fork;
+  for (KvSequence& s : sequences) s.blocks.reserve(16);
+  fork.blocks.reserve(16);
+  std::vector<int32_t> tokens(26);
+  Retention retention;
+  retention.num_prompt = 20;
+  retention.ranges = {{0, 8, 80, 5}, {8, -1, 20, -1}};
+  uint64_t news_before = 0;
+  for (int step = 0; step < 4000; ++step) {
+    if (step == 1000) news_before = num_news;
+    KvSequence& s = sequences[random() % sequences.size()];
+    kv.Release(&s, random() % 4 > 0);
+    for (int32_t& t : tokens) t = static_cast<int32_t>(random() % 2);
+    const PrefixKey key{0, random() % 2, random() % 8 == 0 ? uint64_t{7} : 0};
+    kv.Attach(key, tokens.data(), 26, &s);
+    kv.Extend(&s, 25);
+    kv.Fork(s, &fork);
+    kv.Release(&fork);
+    kv.SetDraftPositions(s, static_cast<int32_t>(random() % 25));
+    kv.PublishTail(key, tokens.data(), 25, retention, step * int64_t{1000000}, &s);
+    if (key.private_id != 0) kv.Forget(key);
+    kv.ClearCopies();
+  }
+  CHECK(num_news == news_before);
+  CHECK(kv.num_offloaded() > 100 && kv.num_onboarded() > 100);
+}
+
+size_t ResidentBytes() {
+  FILE* file = fopen("/proc/self/statm", "r");
+  size_t pages = 0, resident = 0;
+  if (file == nullptr) return 0;
+  CHECK(fscanf(file, "%zu %zu", &pages, &resident) == 2);
+  fclose(file);
+  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+void TestSizeCostsNothing() {
+  const size_t before = ResidentBytes();
+  KvCacheConfig config = Pool(1000000, 64);
+  config.can_copy = true;
+  config.num_host_blocks = 1000000;
+  config.max_kv_events = 100000;
+  KvCache kv(config);
+  KvSequence a;
+  const std::vector<int32_t> tokens(641, 5);
+  kv.Extend(&a, 641);
+  kv.Publish({}, tokens.data(), 641, {}, 0, &a);
+  CHECK(ResidentBytes() < before + (16u << 20));
+}
+
 }  // namespace
 
 int main() {
+  TestForks();
+  TestPublishedIsReadOnly();
+  TestMisuse();
+  TestSteadyStateAllocatesNothing();
+  TestSizeCostsNothing();
   TestBytesToBlocks();
   TestExtendAndRelease();
   TestInvariantsNotice();
