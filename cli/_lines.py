@@ -14,8 +14,9 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..runtime.engine import Completion, Engine, RequestHandle
+from ..runtime.engine import Completion, Engine, RequestHandle, SequenceOutput
 from ..runtime.errors import Error, InvalidArgumentError
+from ..runtime.stats import EngineStats
 from ._output import json_text
 from ._prompts import Line, PromptMaker
 
@@ -33,7 +34,7 @@ def run_lines(
             raise line.error
     if not lines:
         raise InvalidArgumentError(f"--input {input_file} has no lines; give one JSON object a line")
-    begin = time.monotonic()
+    begin, before = time.monotonic(), engine.stats()
     with _output(input_file, output_file) as out, _progress(len(lines)) as advance:
         handles = [_submit(engine, line, advance) for line in lines]
         num_failed = num_tokens = 0
@@ -42,16 +43,25 @@ def run_lines(
             if isinstance(answer, Error) and not keep_going:
                 raise type(answer)(f"line {line.number}: {answer}")
             num_failed += isinstance(answer, Error)
-            num_tokens += 0 if isinstance(answer, Error) else len(answer.token_ids)
+            num_tokens += 0 if isinstance(answer, Error) else answer.usage["completion_tokens"]
             out.write(json_text(_fields(line, answer), out.encoding) + "\n")
             out.flush()
     seconds = time.monotonic() - begin
     print(
         f"{len(lines) - num_failed} of {len(lines)} prompts answered, {num_tokens} tokens in {seconds:.1f} s "
-        f"({num_tokens / seconds:.1f} tokens/s)",
+        f"({num_tokens / seconds:.1f} tokens/s){_speculation(before, engine.stats())}",
         file=sys.stderr,
     )
     return 1 if num_failed else 0
+
+
+def _speculation(before: EngineStats, after: EngineStats) -> str:
+    """Return how drafting went, or nothing where there was none."""
+    drafted = after.num_draft_tokens - before.num_draft_tokens
+    if not drafted:
+        return ""
+    accepted = after.num_accepted_draft_tokens - before.num_accepted_draft_tokens
+    return f", {accepted} of {drafted} draft tokens accepted ({100 * accepted / drafted:.0f} %)"
 
 
 def _submit(engine: Engine, line: Line, advance: Callable[[], None]) -> RequestHandle | Error:
@@ -61,7 +71,7 @@ def _submit(engine: Engine, line: Line, advance: Callable[[], None]) -> RequestH
         return line.error
 
     def on_delta(item: Any) -> None:
-        if isinstance(item, Error) or item.finish_reason is not None:
+        if isinstance(item, Error) or item.is_final:
             advance()
 
     prompt = line.prompt
@@ -90,16 +100,27 @@ def _fields(line: Line, answer: Completion | Error) -> dict[str, Any]:
 
 def completion_fields(completion: Completion) -> dict[str, Any]:
     """Return what --json and the lines of --output hold for one completion."""
+    fields = _output_fields(completion.outputs[0]) | {"usage": completion.usage}
+    if len(completion.outputs) > 1:
+        fields["outputs"] = [{"index": one.index} | _output_fields(one) for one in completion.outputs]
+    if completion.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = [
+            None if entry is None else dataclasses.asdict(entry) for entry in completion.prompt_logprobs
+        ]
+    return fields
+
+
+def _output_fields(output: SequenceOutput) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "usage": completion.usage,
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
     }
-    if completion.logprobs is not None:
-        fields["logprobs"] = [dataclasses.asdict(entry) for entry in completion.logprobs]
-        fields["cumulative_logprob"] = completion.cumulative_logprob
+    if output.logprobs is not None:
+        fields["logprobs"] = [dataclasses.asdict(entry) for entry in output.logprobs]
+    if output.cumulative_logprob is not None:
+        fields["cumulative_logprob"] = output.cumulative_logprob
     return fields
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..runtime.engine import Delta, Engine, RequestHandle, SamplingParams
 from ..runtime.errors import Error
+from ..runtime.stats import EngineStats
 from ._workload import Work
 
 PERCENTILES = (50, 90, 95, 99)
@@ -54,16 +55,21 @@ class Load:
 
 
 def run_workload(
-    engine: Engine, works: Sequence[Work], load: Load, progress: Callable[[], None] = lambda: None
+    engine: Engine,
+    works: Sequence[Work],
+    load: Load,
+    progress: Callable[[], None] = lambda: None,
+    cache_salt: int = 0,
 ) -> dict[str, Any]:
     """Run all requests and return the result of one run, as --json gives it.
 
     progress : called as each request ends, on the engine's thread
+    cache_salt : requests share prefixes with those of the same one
     """
     before = engine.stats()
     engine.iteration_stats()
     cpu_before, begin = time.process_time(), time.perf_counter()
-    times = _run(engine, works, load, begin, progress)
+    times = _run(engine, works, load, begin, progress, cache_salt)
     wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_before
     result = summarize(works, times, wall_s)
     result["cpu_s"] = cpu_s
@@ -72,7 +78,12 @@ def run_workload(
 
 
 def _run(
-    engine: Engine, works: Sequence[Work], load: Load, begin: float, progress: Callable[[], None]
+    engine: Engine,
+    works: Sequence[Work],
+    load: Load,
+    begin: float,
+    progress: Callable[[], None],
+    cache_salt: int,
 ) -> list[RequestTimes]:
     slots = threading.Semaphore(load.concurrency or len(works))
     times: list[RequestTimes] = []
@@ -90,6 +101,7 @@ def _run(
             temperature=0.0,
             ignore_eos=True,
             detokenize=False,
+            cache_salt=cache_salt,
         )
         sink = _sink(entry, slots, progress)
         try:
@@ -110,7 +122,7 @@ def _sink(
         elif item.token_ids:
             entry.token_times_s.append(time.perf_counter())
             entry.token_ids.extend(item.token_ids)
-        if isinstance(item, Error) or item.finish_reason is not None:
+        if isinstance(item, Error) or item.is_final:
             slots.release()
             progress()
 
@@ -165,27 +177,34 @@ def _distribution(seconds: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _engine_numbers(engine: Engine, before: Any) -> dict[str, Any]:
+def _engine_numbers(engine: Engine, before: EngineStats) -> dict[str, Any]:
     """Return what the engine itself counted during the run."""
     after, iterations = engine.stats(), engine.iteration_stats()
-    allocated = after.kv_allocated_token_steps - before.kv_allocated_token_steps
-    used = after.kv_used_token_steps - before.kv_used_token_steps
-    steps = after.iter - before.iter
+    run = after.since(before)
     return {
-        "steps": steps,
+        "steps": run.iter,
         "mean_requests_a_step": _mean([i.num_scheduled_requests for i in iterations]),
         "mean_tokens_a_step": _mean([i.num_ctx_tokens + i.num_gen_tokens for i in iterations]),
-        "executor_s": (after.step_time_ns - before.step_time_ns) / 1e9,
-        "scheduler_s": (after.schedule_time_ns - before.schedule_time_ns) / 1e9,
-        "num_pauses": after.num_pauses - before.num_pauses,
+        "executor_s": run.step_time_ns / 1e9,
+        "scheduler_s": run.schedule_time_ns / 1e9,
+        "num_pauses": run.num_pauses,
         "kv": {
             "cache_bytes": after.kv_cache_bytes,
             "max_num_blocks": after.max_num_blocks,
             "tokens_per_block": after.tokens_per_block,
             "peak_used_blocks": max((i.used_num_blocks for i in iterations), default=0),
-            "allocated_blocks": after.alloc_total_blocks - before.alloc_total_blocks,
-            "reused_blocks": after.reused_blocks - before.reused_blocks,
-            "waste": 1 - used / allocated if allocated else 0.0,
+            "allocated_blocks": run.alloc_total_blocks,
+            "reused_blocks": run.reused_blocks,
+            "reused_tokens": run.reused_tokens,
+            "hit_rate": run.kv_cache_hit_rate,
+            "waste": run.kv_waste,
+        },
+        "speculation": {
+            "draft_tokens": run.num_draft_tokens,
+            "accepted_tokens": run.num_accepted_draft_tokens,
+            "acceptance_rate": run.acceptance_rate,
+            "acceptance_length": run.acceptance_length,
+            "overhead": run.draft_overhead,
         },
     }
 

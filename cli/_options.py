@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,6 +45,24 @@ Isa = Annotated[
         "--isa", help="Kernels of the cpu target: portable, avx2 or avx512vnni; default: the best here."
     ),
 ]
+HostCacheBytes = Annotated[
+    int, typer.Option("--host-cache-bytes", min=0, help="Host memory for KV blocks that the pools evict.")
+]
+Draft = Annotated[
+    Path | None,
+    typer.Option("--draft", help="An engine of a smaller model with the same vocabulary, to draft tokens."),
+]
+Speculation = Annotated[
+    str,
+    typer.Option(
+        "--speculation",
+        help="auto (--draft, or the engine's own draft if it has one), model, ngram (lookup in the text) or off. "
+        "The tokens stay the same.",
+    ),
+]
+MaxDraftLen = Annotated[
+    int, typer.Option("--max-draft-len", min=0, help="Most draft tokens in a step; 0 = 8.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the random numbers.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text for people.")]
 
@@ -53,25 +71,10 @@ def open_engine(
     engine_dir: Path,
     target: str,
     threads: int,
-    max_batch_size: int,
-    max_num_tokens: int,
-    kv_cache_bytes: int,
-    scheduler_policy: str,
-    *,
-    isa: str | None = None,
-    verify_hashes: bool = False,
-    iter_stats_max_iterations: int = 1000,
+    **options: Any,
 ) -> Engine:
-    """Open the engine as the flags say."""
-    return Engine.open(
-        engine_dir,
-        target,
-        num_threads=threads,
-        isa=isa,
-        max_batch_size=max_batch_size,
-        max_num_tokens=max_num_tokens,
-        kv_cache_bytes=kv_cache_bytes,
-        scheduler_policy=scheduler_policy,
-        verify_hashes=verify_hashes,
-        iter_stats_max_iterations=iter_stats_max_iterations,
-    )
+    """Open the engine as the flags say.
+
+    options : further arguments of Engine.open
+    """
+    return Engine.open(engine_dir, target, num_threads=threads, **options)

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runtime.engine import Engine, SamplingParams
+from ..runtime.engine import Engine, RetentionRange, SamplingParams
 from ..runtime.errors import Error, InvalidArgumentError
+from ..runtime.guided import GuidedParams
 
 # Without --max-tokens a request generates so many, or what the engine's max_seq_len leaves.
 DEFAULT_MAX_TOKENS = 256
 SOURCES = ("prompt", "messages", "prompt_ids")
 # Names of other servers and data sets for a text to continue.
 _PROMPT_ELSEWHERE = ("text_input", "text", "input", "inputs", "input_text")
-SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams)) - {"detokenize"}
+# What a line cannot give, or would get nothing for.
+_NOT_IN_LINES = {"detokenize", "logits_processor", "return_context_logits", "return_generation_logits"}
+SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams)) - _NOT_IN_LINES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +143,10 @@ class PromptMaker:
         if isinstance(fields.get("logit_bias"), dict):  # JSON's keys are texts
             fields["logit_bias"] = {_token_id(key): bias for key, bias in fields["logit_bias"].items()}
         try:
+            if isinstance(fields.get("guided"), dict):
+                fields["guided"] = GuidedParams(**fields["guided"])
+            if isinstance(fields.get("retention"), list):
+                fields["retention"] = [RetentionRange(**one) for one in fields["retention"]]
             return dataclasses.replace(self._params, **fields)
         except (TypeError, AttributeError) as error:
             raise InvalidArgumentError(f"a sampling field has a value of the wrong type: {error}") from error

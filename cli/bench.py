@@ -50,6 +50,13 @@ def bench(
     target: options.Target = "cpu",
     threads: options.Threads = 0,
     isa: options.Isa = None,
+    reuse: Annotated[
+        bool, typer.Option("--reuse/--no-reuse", help="Share equal prefixes of a run's prompts.")
+    ] = True,
+    draft: options.Draft = None,
+    speculation: options.Speculation = "auto",
+    max_draft_len: options.MaxDraftLen = 0,
+    host_cache_bytes: options.HostCacheBytes = 0,
     max_batch_size: options.MaxBatchSize = 0,
     max_num_tokens: options.MaxNumTokens = 0,
     kv_cache_bytes: options.KvCacheBytes = 0,
@@ -63,10 +70,20 @@ def bench(
     """
     if set_name is not None and workload is None:
         raise InvalidArgumentError("--set names a set of a workload file; give --workload")
-    flags = (max_batch_size, max_num_tokens, kv_cache_bytes, scheduler_policy)
-    with options.open_engine(
-        engine_dir, target, threads, *flags, isa=isa, iter_stats_max_iterations=_MAX_ITERATIONS
-    ) as engine:
+    opening = {
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": max_num_tokens,
+        "kv_cache_bytes": kv_cache_bytes,
+        "scheduler_policy": scheduler_policy,
+        "host_cache_bytes": host_cache_bytes,
+        "enable_block_reuse": reuse,
+        "draft": draft,
+        "speculation": speculation,
+        "max_draft_len": max_draft_len,
+        "isa": isa,
+        "iter_stats_max_iterations": _MAX_ITERATIONS,
+    }
+    with options.open_engine(engine_dir, target, threads, **opening) as engine:
         if workload is not None:
             works = read_workload(workload, set_name)
         else:
@@ -106,7 +123,10 @@ def _measure(engine: Engine, works: Sequence[Work], load: Load, repeat: int) -> 
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         for i in range(repeat):
             task = progress.add_task(f"run {i + 1} of {repeat}", total=len(works))
-            runs.append(run_workload(engine, works, load, lambda task=task: progress.advance(task)))  # type: ignore[misc]
+            # A salt of its own: no run finds what the warm-up or another one left in the cache.
+            runs.append(
+                run_workload(engine, works, load, lambda task=task: progress.advance(task), cache_salt=i + 1)  # type: ignore[misc]
+            )
     return runs
 
 
@@ -116,6 +136,25 @@ def _result(engine_dir: Path, target: str, runs: Sequence[dict[str, Any]]) -> di
     median = min(runs, key=lambda run: abs(run["generated_tokens_per_s"] - statistics.median(speeds)))
     head = {"engine": str(engine_dir), "target": target, "num_runs": len(runs)}
     return head | {"generated_tokens_per_s_of_runs": speeds} | median
+
+
+def _sharing_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of prefix reuse and speculation, where there was any."""
+    kv, spec, rows = result["kv"], result["speculation"], []
+    if kv["reused_tokens"]:
+        rows.append(
+            ("prefix reuse", f"{kv['reused_tokens']} tokens not computed, hit rate {kv['hit_rate']:.1%}")
+        )
+    if spec["draft_tokens"]:
+        rows.append(
+            (
+                "speculation",
+                f"{spec['accepted_tokens']} of {spec['draft_tokens']} draft tokens accepted "
+                f"({spec['acceptance_rate']:.1%}), {spec['acceptance_length']:.2f} tokens a verification, "
+                f"{spec['overhead']:.1%} of the time drafting",
+            )
+        )
+    return rows
 
 
 def _print_report(result: dict[str, Any]) -> None:
@@ -144,6 +183,7 @@ def _print_report(result: dict[str, Any]) -> None:
             f"({kv['cache_bytes'] / 2**20:.0f} MiB in all), {kv['waste'] * 100:.1f}% "
             f"of the allocated positions empty, {result['num_pauses']} pauses",
         ),
+        *_sharing_rows(result),
         ("memory", f"{result['peak_rss_bytes'] / 2**20:.0f} MiB resident at most"),
     ]
     for name, text in rows:

@@ -33,6 +33,14 @@ def build(
     precision: Annotated[
         str, typer.Option("-p", "--precision", help="auto (the checkpoint's), fp32, fp16, bf16, int8, int4")
     ] = "auto",
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            help="Also the same model at this smaller precision, e.g. int4: it drafts for the first, whose tokens "
+            "come faster and stay the same. none = without. Default: as the directory has it.",
+        ),
+    ] = None,
     max_batch_size: Annotated[
         int | None, typer.Option(help="Sequences in a step. Default 64.", rich_help_panel=_LIMITS)
     ] = None,
@@ -49,7 +57,10 @@ def build(
         ),
     ] = None,
     max_beam_width: Annotated[
-        int | None, typer.Option(help="Only 1 in this version.", rich_help_panel=_LIMITS)
+        int | None,
+        typer.Option(
+            help="Taken note of: any engine searches up to max_batch_size beams.", rich_help_panel=_LIMITS
+        ),
     ] = None,
     tokens_per_block: Annotated[
         int | None, typer.Option(help="Positions in a KV block. Default 32.", rich_help_panel=_LIMITS)
@@ -90,7 +101,7 @@ def build(
     }
     source = checkpoint or checkpoint_dir
     assert source is not None
-    plan = plan_build(source, target or ["cpu"], precision=precision, limits=limits)
+    plan = plan_build(source, target or ["cpu"], precision=precision, limits=limits, draft=draft)
     if dry_run:
         _print_plan(plan, output, as_json)
         return
@@ -113,6 +124,9 @@ def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:
         "checkpoint": str(plan.checkpoint.path),
         "model": plan.checkpoint.describe(),
         "precision": plan.recipe.name,
+        "draft": ("as the directory has it" if plan.keep_draft else "none")
+        if plan.draft is None
+        else plan.draft.name,
         "limits": dataclasses.asdict(plan.limits),
         "targets": [one.name for one in plan.targets],
         "needed_disk_bytes": needed_disk(plan, output),
@@ -130,9 +144,8 @@ def _print_report(report: BuildReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"{report.engine_dir}  ({report.precision}, {report.seconds:.1f} s)", title_justify="left"
-    )
+    precisions = report.precision + (f", draft {report.draft}" if report.draft else "")
+    table = Table(title=f"{report.engine_dir}  ({precisions}, {report.seconds:.1f} s)", title_justify="left")
     for column in ("target", "status", "time", "plan", "peak memory", "compiler"):
         table.add_column(column, justify="right" if column in ("time", "plan", "peak memory") else "left")
     for name, one in report.targets.items():

@@ -13,6 +13,7 @@ from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import InvalidArgumentError
 from . import _options as options
 from ._chat import run_chat
+from ._guided import guided_params, load_adapters
 from ._lines import completion_fields, run_lines
 from ._output import print_json
 from ._prompts import DEFAULT_MAX_TOKENS, PromptMaker
@@ -71,9 +72,41 @@ def generate(
     bad_word: Annotated[
         list[str] | None, typer.Option("--bad-word", help="Never generate this text. May be repeated.")
     ] = None,
+    n: Annotated[int, typer.Option("-n", min=1, max=1024, help="So many answers, each drawn by itself.")] = 1,
+    best_of: Annotated[
+        int | None, typer.Option("--best-of", min=1, max=1024, help="Draw so many, show the likeliest -n.")
+    ] = None,
+    beam_width: Annotated[
+        int, typer.Option("--beam-width", min=1, help="Beam search when above 1; shows all beams.")
+    ] = 1,
+    length_penalty: Annotated[
+        float, typer.Option("--length-penalty", help="Of beams: above 1 favours long ones.")
+    ] = 1.0,
+    json_schema: Annotated[
+        str | None, typer.Option("--json-schema", metavar="FILE|TEXT", help="JSON of this schema.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option("--regex", help="Text that matches this expression.")] = None,
+    ebnf: Annotated[
+        str | None, typer.Option("--ebnf", metavar="FILE|TEXT", help="Text of this grammar.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", help="One of these texts. Repeated.")
+    ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="Any JSON object or array.")] = False,
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", min=0, max=20, help="With --json or --input: of the n likeliest."),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option("--prompt-logprobs", min=0, max=20, help="Likewise of the prompt's tokens."),
+    ] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option("--lora", metavar="NAME=DIR", help="Load a LoRA adapter. Repeated.")
+    ] = None,
+    adapter: Annotated[str | None, typer.Option("--adapter", help="Answer with this adapter.")] = None,
+    cache_salt: Annotated[
+        str | None, typer.Option("--cache-salt", help="Share cached prefixes under this name only.")
     ] = None,
     timeout_ms: Annotated[int | None, typer.Option("--timeout-ms", min=1, help="End after so long.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on behind the end token.")] = False,
@@ -83,6 +116,10 @@ def generate(
     max_num_tokens: options.MaxNumTokens = 0,
     kv_cache_bytes: options.KvCacheBytes = 0,
     scheduler_policy: options.SchedulerPolicy = "guaranteed_no_evict",
+    host_cache_bytes: options.HostCacheBytes = 0,
+    draft: options.Draft = None,
+    speculation: options.Speculation = "auto",
+    max_draft_len: options.MaxDraftLen = 0,
     verify_hashes: Annotated[
         bool, typer.Option("--verify-hashes", help="Compare the plan's sha256 with the manifest first.")
     ] = False,
@@ -94,6 +131,7 @@ def generate(
     as plain text. With --input all prompts of the file run together in one in-flight batch.
     """
     _check_modes(prompt, chat, input_file, output_file, as_json)
+    _check_chat(chat, n, beam_width)
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -111,11 +149,30 @@ def generate(
         logprobs=logprobs,
         timeout_ms=timeout_ms,
         ignore_eos=ignore_eos,
+        n=n,
+        best_of=best_of,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
+        prompt_logprobs=prompt_logprobs,
+        guided=guided_params(json_schema, regex, ebnf, choice or (), json_object),
+        adapter=adapter,
+        cache_salt=cache_salt,
     )
     variables = _template_variables(template_var or [])
     text = "" if chat or input_file is not None else _read_prompt(prompt)
-    flags = (max_batch_size, max_num_tokens, kv_cache_bytes, scheduler_policy)
-    with options.open_engine(engine_dir, target, threads, *flags, verify_hashes=verify_hashes) as engine:
+    opening = {
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": max_num_tokens,
+        "kv_cache_bytes": kv_cache_bytes,
+        "scheduler_policy": scheduler_policy,
+        "host_cache_bytes": host_cache_bytes,
+        "draft": draft,
+        "speculation": speculation,
+        "max_draft_len": max_draft_len,
+        "verify_hashes": verify_hashes,
+    }
+    with options.open_engine(engine_dir, target, threads, **opening) as engine:
+        load_adapters(engine, lora or ())
         maker = PromptMaker(engine, params, raw=raw, system=system, template_variables=variables)
         if chat:
             run_chat(engine, maker)
@@ -139,6 +196,11 @@ def _check_modes(
         )
     if as_json and chat:
         raise InvalidArgumentError("--chat is for people; leave --json out, or use --input with messages")
+
+
+def _check_chat(chat: bool, n: int, beam_width: int) -> None:
+    if chat and (n > 1 or beam_width > 1):
+        raise InvalidArgumentError("--chat goes on from one answer; leave -n and --beam-width out")
 
 
 def _template_variables(assignments: list[str]) -> dict[str, Any]:
@@ -173,6 +235,10 @@ def _run_one(engine: Engine, maker: PromptMaker, text: str, *, as_json: bool) ->
     with handle:
         if as_json:
             print_json(completion_fields(handle.result()), indent=None)
+            return
+        if prompt.params.num_outputs > 1:
+            for output in handle.result().outputs:
+                print(f"[{output.index}] {terminal_text(output.text)}", flush=True)
             return
         for delta in handle:
             print(terminal_text(delta.text), end="", flush=True)

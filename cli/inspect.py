@@ -74,6 +74,7 @@ def _print_head(manifest: Manifest) -> None:
         f"({model.num_kv_heads} KV) of {model.head_dim}, vocabulary {model.vocab_size}"
         + (f", windows {', '.join(map(str, windows))}" if windows else ""),
         "precision": manifest.precision,
+        "draft": "none" if manifest.draft is None else f"{manifest.draft.precision}, drafts for this one",
         "limits": f"batch {limits.max_batch_size}, tokens a step {limits.max_num_tokens}, prompt "
         f"{limits.max_input_len}, sequence {limits.max_seq_len}, block {limits.tokens_per_block}",
         "tokenizer": f"{len(manifest.tokenizer.files)} files, sha256 {manifest.tokenizer.sha256[:16]}…",
@@ -106,12 +107,14 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
     target, kv = manifest.targets[name], _kv(manifest)[name]
     quantized = target.activation_quantization
     weights = report.get("weight_bytes", {})
+    drafts = manifest.draft_files(name)
     return {
         "compiler": f"{target.compiler} {target.compiler_version}",
         "runs on": " ".join(target.sm) or "any CPU",
         "steps": target.token_layout,
         "activations": target.compute_dtype + (f", {quantized} in products" if quantized != "none" else ""),
         "plan": size_text(sum(file.size for file in target.files)),
+        "draft": size_text(sum(file.size for file in drafts)) if drafts else "none",
         "weights": "\n".join(f"{kind} {size_text(size)}" for kind, size in weights.items()),
         "KV cache": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
         "KV at limits": size_text(kv["bytes_at_limits"]),

@@ -31,7 +31,13 @@ class Legacy:
 _PLUGIN = Legacy(True, "plans here have no TensorRT-LLM plugins, kernels are chosen by the compiler")
 _ON = Legacy(True, "this is always on", ("enable", "true", "True", "1"))
 _OFF = Legacy(True, "there is no such mode; leave it out", ("disable", "false", "False", "0", "none"))
-_LORA = Legacy(True, "LoRA adapters are not supported by this version; merge them into the checkpoint", ())
+_LORA = Legacy(
+    True, "any engine takes LoRA adapters when it runs (generate --lora NAME=DIR, Engine.load_adapter)"
+)
+_DRAFT = (
+    "build with --draft int4 for a draft of the same model, or give another engine as --draft where this one runs; "
+    "--speculation ngram needs none"
+)
 _PARALLEL = Legacy(True, "an engine runs on one device; leave it out", ("1",))
 _ENCODER = Legacy(True, "only decoders are supported; leave it out", ("0",))
 
@@ -76,8 +82,8 @@ _PLUGIN_FLAGS = (
 FLAGS: dict[str, Legacy] = {
     # plugins and kernel switches
     **dict.fromkeys(_PLUGIN_FLAGS, _PLUGIN),
-    "--lora-plugin": dataclasses.replace(_LORA, harmless=("disable",)),
-    "--dora-plugin": dataclasses.replace(_LORA, harmless=("disable",)),
+    "--lora-plugin": _LORA,
+    "--dora-plugin": Legacy(True, "DoRA adapters are not supported; merge them", ("disable",)),
     "--remove-input-padding": _ON,
     "--use-paged-context-fmha": _ON,
     "--paged-kv-cache": _ON,
@@ -110,13 +116,9 @@ FLAGS: dict[str, Legacy] = {
     "--model-cls-file": Legacy(True, "no code of a checkpoint is run; leave it out", ()),
     "--model-cls-name": Legacy(True, "no code of a checkpoint is run; leave it out", ()),
     "--logits-dtype": Legacy(True, "logits are always float32; leave it out", ("float32",)),
-    "--gather-context-logits": Legacy(
-        False, "only the last row's logits of a prompt are kept; leave it out", ()
-    ),
-    "--gather-all-token-logits": Legacy(
-        False, "only the last row's logits of a prompt are kept; leave it out", ()
-    ),
-    "--gather-generation-logits": Legacy(False, "ask for log-probabilities in the request instead"),
+    "--gather-context-logits": Legacy(False, "any engine gives them to a request that asks for them"),
+    "--gather-all-token-logits": Legacy(False, "any engine gives them to a request that asks for them"),
+    "--gather-generation-logits": Legacy(False, "any engine gives them to a request that asks for them"),
     "--max-prompt-embedding-table-size": Legacy(
         True, "prompt tuning and images are not supported; leave it out", ("0",)
     ),
@@ -128,16 +130,16 @@ FLAGS: dict[str, Legacy] = {
     "--enable-fp8-kv-cache": Legacy(False, _KV_TYPE, ()),
     "--max-multimodal-len": Legacy(True, "prompt tuning and images are not supported; leave it out", ("0",)),
     "--max-encoder-input-len": _ENCODER,
-    "--lora-dir": _LORA,
-    "--lora-ckpt-source": _LORA,
+    "--lora-dir": dataclasses.replace(
+        _LORA, note="LoRA adapters are loaded when an engine runs: generate --lora NAME=DIR", harmless=()
+    ),
+    "--lora-ckpt-source": Legacy(True, "adapters are PEFT's, loaded when an engine runs", ("hf",)),
     "--lora-target-modules": _LORA,
-    "--max-lora-rank": Legacy(True, "there is no LoRA, so it has no effect"),
+    "--max-lora-rank": _LORA,
     "--speculative-decoding-mode": Legacy(
-        True, "speculative decoding is not supported by this version; leave it out", ("none",)
+        True, f"any engine verifies drafts: {_DRAFT}", ("none", "draft_tokens_external")
     ),
-    "--max-draft-len": Legacy(
-        True, "speculative decoding is not supported by this version; leave it out", ("0",)
-    ),
+    "--max-draft-len": Legacy(True, f"any engine verifies drafts: {_DRAFT}"),
     "--auto-parallel": _PARALLEL,
     "--tp-size": _PARALLEL,
     "--pp-size": _PARALLEL,

@@ -6,6 +6,23 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+# Fields of EngineStats that tell the state now; all others count from the start.
+_STATES = frozenset(
+    (
+        "num_active_requests",
+        "num_queued_requests",
+        "num_paused_requests",
+        "max_num_active_requests",
+        "max_num_blocks",
+        "free_num_blocks",
+        "used_num_blocks",
+        "tokens_per_block",
+        "kv_cache_bytes",
+        "cached_num_blocks",
+        "host_max_num_blocks",
+        "host_used_num_blocks",
+    )
+)
 _Stats = TypeVar("_Stats", bound="RequestStats | EngineStats | IterationStats")
 
 
@@ -104,6 +121,15 @@ class EngineStats:
     num_failed_drafts: int
     draft_time_ns: int
     copy_time_ns: int
+
+    def since(self, before: EngineStats) -> EngineStats:
+        """Return what has been counted since `before`; what is no count is as it is now."""
+        counts = {
+            field.name: getattr(self, field.name) - getattr(before, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in _STATES
+        }
+        return dataclasses.replace(self, **counts)
 
     @property
     def kv_waste(self) -> float:

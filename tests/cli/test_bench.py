@@ -195,8 +195,9 @@ def test_damaged_workload_files(tmp_path: Path, content: str, name: str | None, 
 def test_the_report_needs_no_latencies() -> None:
     """A run in which nothing was answered still prints."""
     result = summarize([Work([1], 1)], [RequestTimes(0.0, error="x")], 1.0)
-    kv = {"peak_used_blocks": 0, "max_num_blocks": 1, "cache_bytes": 0, "waste": 0.0}
+    kv = {"peak_used_blocks": 0, "max_num_blocks": 1, "cache_bytes": 0, "waste": 0.0, "reused_tokens": 0}
     engine = {
+        "speculation": {"draft_tokens": 0},
         "steps": 0,
         "mean_requests_a_step": 0,
         "mean_tokens_a_step": 0,

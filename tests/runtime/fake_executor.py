@@ -14,7 +14,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.random  # NumPy loads it late; a fork beside an import on the engine's thread leaves a lock in the child
-from plansmith.runtime.executor import Batch, Executor, Float32Array, ModelInfo, PythonExecutor
+from plansmith.runtime.executor import (
+    AdapterModule,
+    Batch,
+    BlockCopy,
+    Executor,
+    Float32Array,
+    ModelInfo,
+    PythonExecutor,
+)
 
 History = tuple[int, ...]
 INFO = ModelInfo(
@@ -29,6 +37,9 @@ INFO = ModelInfo(
     max_seq_len=64,
     tokens_per_block=4,
     kv_bytes_per_block=1024,
+    max_logits_rows=32,
+    max_adapters=2,
+    max_adapter_rank=4,
 )
 
 
@@ -48,11 +59,29 @@ def greedy(prompt: Sequence[int], count: int, info: ModelInfo = INFO) -> list[in
 
 
 class TokenPool:
-    """The tokens at each position of the KV pool."""
+    """The tokens at each position of the KV pool, and of the host's blocks."""
 
     def __init__(self, num_blocks: int, tokens_per_block: int) -> None:
         self._tokens = np.full((num_blocks, tokens_per_block), -1, np.int32)
+        self._host = np.full((0, tokens_per_block), -1, np.int32)
         self._tokens_per_block = tokens_per_block
+
+    def open_host(self, num_blocks: int) -> None:
+        """Make host blocks."""
+        self._host = np.full((num_blocks, self._tokens_per_block), -1, np.int32)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first positions of blocks; the rest of a block is then unknown."""
+        pools = {
+            "device": (self._tokens, self._tokens),
+            "to_host": (self._tokens, self._host),
+            "from_host": (self._host, self._tokens),
+        }
+        for kind, src, dst, count in copies:
+            source, target = pools[kind]
+            assert (source[src, :count] >= 0).all(), "a copy of positions that were never written"
+            target[dst] = -1
+            target[dst, :count] = source[src, :count]
 
     def write(self, batch: Batch) -> None:
         """Store the step's tokens, checking that the batch is consistent."""
@@ -71,12 +100,18 @@ class TokenPool:
 
     def histories(self, batch: Batch) -> Iterator[History]:
         """Return the token history at each row with logits."""
+        for history, _ in self.histories_and_slots(batch):
+            yield history
+
+    def histories_and_slots(self, batch: Batch) -> Iterator[tuple[History, int]]:
+        """Return the token history at each row with logits, and the slot of its adapter, -1 = none."""
+        slots = batch.adapter_slots
         for row in batch.logits_rows:
             seq = int(np.searchsorted(batch.cu_query_lens, row, side="right")) - 1
             places = [self._place(batch, seq, p) for p in range(int(batch.position_ids[row]) + 1)]
             history = tuple(int(self._tokens[place]) for place in places)
             assert -1 not in history, "the sequence has a position that was never written"
-            yield history
+            yield history, -1 if slots is None else int(slots[seq])
 
     def _place(self, batch: Batch, seq: int, position: int) -> tuple[int, int]:
         block = int(batch.block_table[seq, position // self._tokens_per_block])
@@ -104,6 +139,8 @@ class FakeModel:
         self.num_entered = 0
         self.closed = 0
         self.max_num_tokens_seen = 0
+        self.num_copies = 0
+        self.adapters: dict[int, int] = {}  # slot -> number of modules
         self._fail_at_step = fail_at_step
         self._step_s = step_s
         self._gate = gate
@@ -124,8 +161,27 @@ class FakeModel:
         self.num_steps += 1
         self.max_num_tokens_seen = max(self.max_num_tokens_seen, len(batch.input_ids))
         self._pool.write(batch)
-        rows = [logits_of(history, self.info.vocab_size) for history in self._pool.histories(batch)]
+        rows = [self._logits(history, slot) for history, slot in self._pool.histories_and_slots(batch)]
         return np.array(rows, np.float32).reshape(len(rows), self.info.vocab_size)
+
+    def _logits(self, history: History, slot: int) -> Float32Array:
+        """An adapter is as good as other tokens before the prompt."""
+        assert slot < 0 or slot in self.adapters
+        return logits_of((-7, slot, *history) if slot >= 0 else history, self.info.vocab_size)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.num_copies += len(copies)
+        self._pool.copy(copies)
+
+    def open_host(self, num_blocks: int) -> None:
+        self._pool.open_host(num_blocks)
+
+    def load_adapter(self, slot: int, modules: Sequence[AdapterModule]) -> None:
+        assert slot not in self.adapters
+        self.adapters[slot] = len(modules)
+
+    def unload_adapter(self, slot: int) -> None:
+        del self.adapters[slot]
 
     def close(self) -> None:
         self.closed += 1
@@ -159,6 +215,10 @@ class RecordingModel:
             self.num_compared += 1
             assert before == row.tobytes(), f"other logits after the same {len(history)} tokens"
         return logits
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self._pool.copy(copies)
+        self._inner.copy_blocks(copies)
 
     def close(self) -> None:
         self._inner.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plansmith.runtime import engine_base, errors, manifest
+from plansmith.runtime import errors, manifest, opening
 from plansmith.runtime.async_engine import AsyncEngine
 from plansmith.runtime.engine import Engine, SamplingParams
 
@@ -131,7 +131,7 @@ def test_a_gpu_target_says_what_is_missing(tiny_engine: GetPath, monkeypatch: py
         real = manifest.load_manifest(path)
         return dataclasses.replace(real, targets={**real.targets, "sm89": real.targets["cpu"]})
 
-    monkeypatch.setattr(engine_base, "load_manifest", with_gpu_target)
+    monkeypatch.setattr(opening, "load_manifest", with_gpu_target)
     with pytest.raises(errors.UnsupportedError, match=r"'sm89' is a TensorRT plan"):
         Engine.open(tiny_engine("llama"), "sm89")
 
@@ -141,6 +141,6 @@ def test_the_plan_of_another_model_is_refused(copy: Path, monkeypatch: pytest.Mo
         real = manifest.load_manifest(path)
         return dataclasses.replace(real, model=dataclasses.replace(real.model, vocab_size=1000))
 
-    monkeypatch.setattr(engine_base, "load_manifest", with_other_vocabulary)
+    monkeypatch.setattr(opening, "load_manifest", with_other_vocabulary)
     with pytest.raises(errors.EngineFileError, match=r"vocab_size 320, manifest\.json says 1000"):
         Engine.open(copy)
