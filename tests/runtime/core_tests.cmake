@@ -7,6 +7,7 @@ target_compile_options(header_cc_test PRIVATE -pedantic)
 plansmith_test(kv_cache_test tests/runtime/kv_cache_test.cc)
 plansmith_test(kv_eviction_test tests/runtime/kv_eviction_test.cc)
 plansmith_test(kv_property_test tests/runtime/kv_property_test.cc)
+plansmith_test(kv_reuse_test tests/runtime/kv_reuse_test.cc)
 plansmith_test(prefix_tree_test tests/runtime/prefix_tree_test.cc)
 plansmith_test(scheduler_test tests/runtime/scheduler_test.cc)
 plansmith_test(scheduler_property_test tests/runtime/scheduler_property_test.cc)
@@ -51,7 +52,7 @@ if(CMAKE_NM AND UNIX AND NOT APPLE)
 endif()
 
 # A finding of a sanitizer ends the test, also where the build would let it go on.
-foreach(test header_c_test header_cc_test kv_cache_test kv_eviction_test kv_property_test prefix_tree_test
+foreach(test header_c_test header_cc_test kv_cache_test kv_eviction_test kv_property_test kv_reuse_test prefix_tree_test
         scheduler_test scheduler_property_test waiting_queue_test sampler_test beam_search_test event_queue_test capi_test
         capi_invalid_test threads_test engine_test simulated_test step_cost_test
         ngram_test draft_length_test capi_shared_test)
