@@ -27,15 +27,15 @@ namespace {
 uint64_t current_episode = 0;
 std::string current_engine;  // its options, in words
 
-#define FUZZ_CHECK(condition, ...)                                      \
-  do {                                                                  \
-    if (!(condition)) {                                                 \
-      fprintf(stderr, "%s:%d: %s\n  ", __FILE__, __LINE__, #condition); \
-      fprintf(stderr, __VA_ARGS__);                                     \
-      fprintf(stderr, "\n  again: fuzz_test --episode %llu\n",          \
-              static_cast<unsigned long long>(current_episode));        \
-      exit(1);                                                          \
-    }                                                                   \
+#define FUZZ_CHECK(condition, ...)                                                           \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      fprintf(stderr, "%s:%d: %s\n  ", __FILE__, __LINE__, #condition);                      \
+      fprintf(stderr, __VA_ARGS__);                                                          \
+      fprintf(stderr, "\n  %s\n  again: fuzz_test --episode %llu\n", current_engine.c_str(), \
+              static_cast<unsigned long long>(current_episode));                             \
+      exit(1);                                                                               \
+    }                                                                                        \
   } while (0)
 
 // What has been exercised: a test that reaches nothing finds nothing.
@@ -370,6 +370,7 @@ class Episode {
     if (r_.OneIn(5)) flaky->step_failures = 40;
     if (r_.OneIn(8)) flaky->copy_failures = 10;
     may_fail_ = flaky->step_failures > 0 || flaky->copy_failures > 0;
+    const char* failures = flaky->copy_failures > 0 ? "copies and perhaps steps" : "steps";
     const psm_executor executor = Flaky::Table(flaky.release());
     psm_executor draft{};
     if (options_.draft_mode == PSM_DRAFT_MODEL) {
@@ -386,7 +387,7 @@ class Episode {
     }
     engine_ = std::make_unique<Engine>(MakeEngineConfig(&executor, &options_));
     options_.draft_executor = nullptr;
-    current_engine = Describe(config());
+    current_engine = Describe(config()) + (may_fail_ ? Format("; failing %s", failures) : "");
   }
 
   // The beams of a request that has an engine for itself: no reuse, no draft, no lack of anything.
