@@ -39,7 +39,7 @@ COMPILE_TIMEOUT_S = 5.0
 _MAX_ABANDONED = 2
 # 1 to 2 KB each: what one request's lexer may grow to. Any JSON takes some hundreds.
 _MAX_LEXER_STATES = 50_000
-_OK, _ERROR_EXECUTOR = 0, 8
+_OK, _ERROR_EXECUTOR, _ERROR_INTERNAL = 0, 8, 12
 _KINDS = ("json_schema", "regex", "ebnf", "choice", "json")
 
 
@@ -357,7 +357,9 @@ def _callbacks() -> dict[str, Any]:
         return _ERROR_EXECUTOR
 
     def fill_mask(pointer: Any, ahead: Any, num_ahead: int, mask: Any) -> int:
-        guide = _live[_number_of(pointer)]
+        guide = _live.get(_number_of(pointer))
+        if guide is None:
+            return _ERROR_INTERNAL
         try:
             guide.fill_mask(ffi.unpack(ahead, num_ahead) if num_ahead else (), mask)
         except BaseException as error:
@@ -365,7 +367,9 @@ def _callbacks() -> dict[str, Any]:
         return _OK
 
     def accept(pointer: Any, tokens: Any, num_tokens: int) -> int:
-        guide = _live[_number_of(pointer)]
+        guide = _live.get(_number_of(pointer))
+        if guide is None:
+            return _ERROR_INTERNAL
         try:
             guide.accept(ffi.unpack(tokens, num_tokens))
         except BaseException as error:
@@ -373,7 +377,9 @@ def _callbacks() -> dict[str, Any]:
         return _OK
 
     def clone(pointer: Any, out: Any) -> int:
-        guide = _live[_number_of(pointer)]
+        guide = _live.get(_number_of(pointer))
+        if guide is None:
+            return _ERROR_INTERNAL
         try:
             out[0] = _keep(guide.clone())
         except BaseException as error:
@@ -384,7 +390,8 @@ def _callbacks() -> dict[str, Any]:
         _live.pop(_number_of(pointer), None)
 
     def last_error(pointer: Any) -> Any:
-        return _live[_number_of(pointer)].error_text
+        guide = _live.get(_number_of(pointer))
+        return ffi.NULL if guide is None else guide.error_text
 
     return {
         "fill_mask": ffi.callback(types["fill_mask"], fill_mask, error=_ERROR_EXECUTOR),
