@@ -60,8 +60,10 @@ class RequestStats:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens it got in each step that gave it any, on average: 1 without speculation; 0 before the first."""
-        return _share(self.num_generated_tokens, self.num_decode_iters)
+        """Tokens that a step of generation gave it on average: 1 without speculation, 0 before the first."""
+        if not self.num_decode_iters:
+            return 0.0
+        return 1.0 + self.num_accepted_draft_tokens / self.num_decode_iters
 
     @classmethod
     def of_sequences(cls, parts: Sequence[RequestStats]) -> RequestStats:

@@ -7,8 +7,10 @@ import math
 from typing import Any
 
 import pytest
+from plansmith.runtime.checks import key64
 from plansmith.runtime.errors import InvalidArgumentError
-from plansmith.runtime.sampling import SamplingParams
+from plansmith.runtime.guided import GuidedParams
+from plansmith.runtime.sampling import RetentionRange, SamplingParams
 
 BAD: list[tuple[str, Any]] = [
     ("max_tokens", 0),
@@ -63,6 +65,38 @@ BAD: list[tuple[str, Any]] = [
     ("logprobs", 21),
     ("priority", 1.1),
     ("timeout_ms", 0),
+    ("n", 0),
+    ("n", 1025),
+    ("n", True),
+    ("best_of", 0),
+    ("beam_width", 0),
+    ("beam_width", 2.0),
+    ("length_penalty", math.nan),
+    ("early_stopping", "always"),
+    ("early_stopping", 1),
+    ("beam_search_diversity_rate", -1.0),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("return_context_logits", 1),
+    ("return_generation_logits", None),
+    ("logits_processor", "double"),
+    ("guided", {"regex": "a"}),
+    ("adapter", ""),
+    ("adapter", -1),
+    ("adapter", True),
+    ("cache_salt", 2**64),
+    ("cache_salt", ""),
+    ("tenant", 1.5),
+    ("retention", [(0, 4, 35)]),
+    ("retention", [RetentionRange(-1, 4, 35)]),
+    ("retention", [RetentionRange(4, 4, 35)]),
+    ("retention", [RetentionRange(0, 4, 101)]),
+    ("retention", [RetentionRange(0, 4, 35, -1)]),
+    ("retention", [RetentionRange(0, 4, 35), RetentionRange(3, None, 35)]),
+    ("retention", [RetentionRange(0, None, 35), RetentionRange(9, None, 35)]),
+    ("decode_retention_priority", -1),
+    ("decode_retention_duration_ms", -1),
+    ("max_draft_len", -1),
 ]
 
 
@@ -75,6 +109,36 @@ def test_a_bad_value_is_refused_with_its_name(name: str, value: Any) -> None:
 def test_min_tokens_over_max_tokens_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="min_tokens is 5, more than max_tokens 4"):
         SamplingParams(max_tokens=4, min_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of is 2, fewer than n 3"),
+        ({"best_of": 2, "temperature": 0}, "all outputs are the same"),
+        ({"best_of": 2, "top_k": 1}, "all outputs are the same"),
+        ({"beam_width": 2, "n": 2}, "beam_width 2 does not go with n"),
+        ({"beam_width": 2, "best_of": 2}, "beam_width 2 does not go with n"),
+        ({"beam_width": 2, "temperature": 0.7}, "temperature"),
+        ({"beam_width": 2, "top_k": 5}, "top_k"),
+        ({"beam_width": 2, "top_p": 0.9}, "top_p"),
+        ({"beam_width": 2, "min_p": 0.1}, "min_p"),
+        ({"beam_width": 2, "guided": GuidedParams(regex="a+")}, "guided"),
+        ({"beam_width": 2, "max_draft_len": 4}, "not drafted for"),
+        ({"beam_width": 2, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"beam_width": 2, "return_generation_logits": True}, "return_generation_logits"),
+        ({"ignore_eos": True, "guided": GuidedParams(regex="a+")}, "ignore_eos"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        SamplingParams(**values)
+
+
+def test_names_of_salts_and_tenants_are_64_bits_and_never_none() -> None:
+    assert key64(7) == 7 and key64("a") == key64("a")
+    values = {key64(name) for name in ("a", "b", "A", "ä", "a ")}
+    assert len(values) == 5 and all(0 < value < 2**64 for value in values)
 
 
 def test_the_ends_of_the_ranges_are_taken() -> None:
