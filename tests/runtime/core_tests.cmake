@@ -16,6 +16,7 @@ plansmith_test(sampler_test tests/runtime/sampler_test.cc)
 plansmith_test(beam_search_test tests/runtime/beam_search_test.cc)
 plansmith_test(event_queue_test tests/runtime/event_queue_test.cc)
 plansmith_test(simulated_test tests/runtime/simulated_test.cc)
+plansmith_test(steady_test tests/runtime/steady_test.cc)
 plansmith_test(fuzz_test tests/runtime/fuzz_test.cc)
 if(PLANSMITH_SANITIZE)
   target_compile_definitions(fuzz_test PRIVATE FUZZ_REQUESTS=3000)  # some ten times slower there
@@ -23,6 +24,8 @@ endif()
 plansmith_test(step_cost_test tests/runtime/step_cost_test.cc)
 plansmith_test(ngram_test tests/runtime/ngram_test.cc)
 plansmith_test(draft_length_test tests/runtime/draft_length_test.cc)
+plansmith_test(speculator_test tests/runtime/speculator_test.cc)
+plansmith_test(speculation_distribution_test tests/runtime/speculation_distribution_test.cc)
 
 # The engine through the public API, over an executor whose logits depend on the tokens it finds in its KV blocks.
 add_library(plansmith_fake_executor OBJECT tests/runtime/fake_executor.c)
@@ -54,8 +57,8 @@ endif()
 # A finding of a sanitizer ends the test, also where the build would let it go on.
 foreach(test header_c_test header_cc_test kv_cache_test kv_eviction_test kv_property_test kv_reuse_test prefix_tree_test
         scheduler_test scheduler_property_test waiting_queue_test sampler_test beam_search_test event_queue_test capi_test
-        capi_invalid_test threads_test engine_test simulated_test step_cost_test
-        ngram_test draft_length_test capi_shared_test)
+        capi_invalid_test threads_test engine_test simulated_test fuzz_test steady_test step_cost_test
+        ngram_test draft_length_test speculator_test speculation_distribution_test capi_shared_test)
   set_tests_properties(${test} PROPERTIES LABELS core ENVIRONMENT
     "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1")
 endforeach()

@@ -1,0 +1,138 @@
+// A steady step allocates nothing: 64 sequences that generate, with and without drafts, over block
+// boundaries, published blocks and evictions.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "engine.h"
+#include "request_check.h"
+
+static std::atomic<long> num_news{0};
+
+// Not inlined: GCC would take malloc and free behind new and delete for a mismatch.
+__attribute__((noinline)) void* operator new(size_t size) {
+  ++num_news;
+  void* p = std::malloc(size == 0 ? 1 : size);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace {
+
+using namespace plansmith;
+
+constexpr int32_t kNumSeqs = 64, kPrompt = 40, kLength = 400;
+
+psm_executor Simulated(uint64_t seed, uint64_t draft_of_seed) {
+  psm_simulated_options m;
+  psm_simulated_options_init(&m);
+  m.info.max_batch_size = kNumSeqs;
+  m.info.max_num_tokens = 1024;
+  m.info.max_logits_rows = 1024;
+  m.info.max_input_len = kPrompt;
+  m.info.max_seq_len = kPrompt + kLength;
+  m.info.tokens_per_block = 8;
+  m.seed = seed;
+  m.draft_of_seed = draft_of_seed;
+  m.draft_agreement = draft_of_seed != 0 ? 0.7 : 0.0;
+  psm_executor e;
+  CHECK_OK(psm_simulated_executor_create(&m, &e));
+  return e;
+}
+
+struct Case {
+  const char* name;
+  int32_t policy;
+  int32_t draft_mode;
+  int32_t num_blocks;
+  int32_t host_blocks;
+  int32_t temperature;
+};
+
+void RunCase(const Case& c) {
+  const psm_executor executor = Simulated(1, 0);
+  psm_executor draft{};
+  psm_engine_options o;
+  psm_engine_options_init(&o);
+  o.manual_step = 1;
+  o.scheduler_policy = c.policy;
+  o.draft_mode = c.draft_mode;
+  o.max_draft_len = 4;
+  const uint64_t bytes = 4096 * (c.draft_mode == PSM_DRAFT_MODEL ? 2u : 1u);
+  o.kv_cache_bytes = static_cast<uint64_t>(c.num_blocks) * bytes;
+  o.host_cache_bytes = static_cast<uint64_t>(c.host_blocks) * bytes;
+  if (c.host_blocks > 0) o.pause_policy = PSM_PAUSE_SWAP;  // whatever it costs
+  if (c.draft_mode == PSM_DRAFT_MODEL) {
+    draft = Simulated(2, 1);
+    o.draft_executor = &draft;
+  }
+  Engine engine(MakeEngineConfig(&executor, &o));
+  std::mt19937 random(3);
+  const auto submit = [&](int32_t max_tokens) {
+    std::vector<int32_t> prompt(kPrompt);
+    for (int32_t& id : prompt) id = static_cast<int32_t>(random() % 64);
+    psm_request q;
+    psm_request_init(&q);
+    q.prompt_ids = prompt.data();
+    q.num_prompt_ids = kPrompt;
+    q.max_tokens = max_tokens;
+    q.temperature = static_cast<float>(c.temperature);
+    q.seed = random();
+    engine.Submit(CheckRequest(q, engine.config()));
+  };
+  // Leave something cached that has to go when the later ones grow.
+  for (int32_t i = 0; i < 6 * kNumSeqs; ++i) submit(20);
+  while (engine.StepOnce()) {
+  }
+  for (int32_t i = 0; i < kNumSeqs; ++i) submit(kLength);
+  std::vector<psm_event> events(4096);
+  // Rings and scratch reach their size first.
+  const int32_t warm = c.draft_mode == PSM_DRAFT_OFF ? 60 : 30;
+  for (int32_t step = 0; step < warm; ++step) {
+    CHECK(engine.StepOnce());
+    engine.events().Poll(events.data(), events.size(), 0);
+  }
+  const psm_engine_stats before = engine.Stats();
+  const int32_t num_steps = c.draft_mode == PSM_DRAFT_OFF ? 200 : 40;
+  const long news = num_news;
+  for (int32_t step = 0; step < num_steps; ++step) {
+    engine.StepOnce();
+    engine.events().Poll(events.data(), events.size(), 0);
+    if (num_news != news) {
+      fprintf(stderr, "%s: %ld allocations in step %d\n", c.name, num_news - news, step);
+      CHECK(false);
+    }
+  }
+  const psm_engine_stats after = engine.Stats();
+  CHECK(after.num_completed_requests == before.num_completed_requests);  // they all generated on
+  CHECK(after.num_active_requests + after.num_paused_requests == kNumSeqs);
+  CHECK(after.num_generated_tokens >= before.num_generated_tokens + 20u * kNumSeqs);
+  CHECK(c.draft_mode == PSM_DRAFT_OFF || after.num_draft_tokens > before.num_draft_tokens);
+  CHECK(c.num_blocks == 4000 || after.cached_num_blocks < before.cached_num_blocks);
+  CHECK(c.host_blocks == 0 || after.offloaded_blocks > before.offloaded_blocks);
+}
+
+}  // namespace
+
+int main() {
+  // 64 sequences of 440 positions in blocks of 8 are 3520.
+  const Case cases[] = {
+      {"greedy", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 4000, 0, 0},
+      {"sampled", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 4000, 0, 1},
+      {"evicting", PSM_MAX_UTILIZATION, PSM_DRAFT_OFF, 3530, 0, 0},
+      {"offloading", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 3530, 1000, 0},
+      {"n-gram", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_NGRAM, 4000, 0, 0},
+      {"draft model", PSM_MAX_UTILIZATION, PSM_DRAFT_MODEL, 4000, 0, 1},
+  };
+  for (const Case& c : cases) RunCase(c);
+  return 0;
+}
