@@ -35,6 +35,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, KvCache* kv)
       kv_(kv),
       waiting_(config.max_batch_size, config.max_tenant_share),
       makers_(config.max_batch_size, kv->tokens_per_block()) {
+  if (config.max_logits_rows == 0) config_.max_logits_rows = config.max_num_tokens;
   const size_t n = static_cast<size_t>(config.max_batch_size);
   for (auto* list : {&running_, &awaited_, &beams_, &contexts_}) list->reserve(n);
   sequences_.reserve(n);

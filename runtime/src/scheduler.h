@@ -31,7 +31,7 @@ struct SchedulerConfig {
   int32_t max_batch_size =
       0;  // most running requests; <= max_num_tokens, so that all of them can generate in a step
   int32_t max_num_tokens = 0;
-  int32_t max_logits_rows = 0;  // >= max_batch_size
+  int32_t max_logits_rows = 0;  // >= max_batch_size; 0 = no limit
   bool enable_chunked_context = true;
   int32_t chunking_policy = PSM_CHUNK_FIRST_COME_FIRST_SERVED;
   int32_t pause_policy = PSM_PAUSE_AUTO;

@@ -1,125 +1,37 @@
 // Who runs, with how many tokens, step by step, without an executor.
 //
 // SPDX-License-Identifier: Apache-2.0
-#include "scheduler.h"
+#include "scheduler_world.h"
 
-#include <algorithm>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "check.h"
-#include "status.h"
-
-using plansmith::KvCache;
-using plansmith::KvCacheConfig;
-using plansmith::Request;
-using plansmith::RequestState;
-using plansmith::ScheduledSeq;
-using plansmith::Scheduler;
-using plansmith::SchedulerConfig;
-using plansmith::StepPlan;
+using namespace plansmith;
 
 namespace {
 
-KvCacheConfig Pool(int32_t num_blocks, int32_t tokens_per_block) {
-  KvCacheConfig config;
-  config.num_blocks = num_blocks;
-  config.tokens_per_block = tokens_per_block;
-  return config;
-}
-
-constexpr int32_t kBlock = 4;
-
-// A scheduler with requests that "generate" token 0 whenever a step reaches their end.
-struct World {
-  World(int32_t num_blocks, SchedulerConfig c)
-      : config(c), kv(Pool(num_blocks, kBlock)), scheduler(c, &kv) {}
-
-  Request* Add(int32_t num_prompt, int32_t max_tokens, float priority = 0.5f) {
-    auto request = std::make_unique<Request>();
-    request->id = ++next_id;
-    request->num_prompt = num_prompt;
-    request->max_tokens = max_tokens;
-    request->priority = priority;
-    for (int32_t i = 0; i < num_prompt; ++i)  // nothing in common with any other
-      request->tokens.push_back(static_cast<int32_t>(next_id) * 1000 + i);
-    scheduler.Add(request.get());
-    all.push_back(std::move(request));
-    return all.back().get();
-  }
-
-  // "c1:8 g2" = context of request 1 with 8 tokens, generation of request 2.
-  std::string Step() {
-    const StepPlan& plan = scheduler.Next();
-    scheduler.CheckInvariants();
-    std::string text;
-    int32_t tokens = 0;
-    for (const ScheduledSeq& seq : plan.context) {
-      text += "c" + std::to_string(seq.request->id) + ":" + std::to_string(seq.num_tokens) + " ";
-      tokens += seq.num_tokens;
-    }
-    for (const ScheduledSeq& seq : plan.generation) {
-      CHECK(seq.num_tokens == 1);
-      text += "g" + std::to_string(seq.request->id) + " ";
-      ++tokens;
-    }
-    CHECK(tokens <= config.max_num_tokens);
-    CHECK(static_cast<int32_t>(scheduler.running().size()) <= config.max_batch_size);
-    std::vector<Request*> done;
-    for (const auto* seqs : {&plan.context, &plan.generation}) {
-      for (const ScheduledSeq& seq : *seqs) {
-        Request* request = seq.request;
-        request->num_computed += seq.num_tokens;
-        if (request->num_computed < request->num_tokens()) continue;
-        request->tokens.push_back(0);
-        if (request->num_output() == request->max_tokens) done.push_back(request);
-      }
-    }
-    int num_half_read = 0;  // what rules out that half-read contexts block each other
-    for (const Request* request : scheduler.running()) num_half_read += request->in_context();
-    CHECK(num_half_read <= 1);
-    for (Request* request : done) {
-      scheduler.Remove(request);
-      request->state = RequestState::kRetired;
-    }
-    scheduler.CheckInvariants();
-    if (!text.empty()) text.pop_back();
-    return text;
-  }
-
-  SchedulerConfig config;
-  KvCache kv;
-  Scheduler scheduler;
-  uint64_t next_id = 0;
-  std::vector<std::unique_ptr<Request>> all;
-};
-
-SchedulerConfig Config(int32_t policy, int32_t batch, int32_t tokens, bool chunked = true) {
-  SchedulerConfig config;
-  config.policy = policy;
-  config.max_batch_size = batch;
-  config.max_num_tokens = tokens;
-  config.max_logits_rows = tokens;
-  config.enable_chunked_context = chunked;
-  return config;
-}
+// A step must be planned as `text` says (World::Describe).
+#define STEP(world, text)                                                        \
+  do {                                                                           \
+    const std::string step_text_ = (world).Step();                               \
+    if (step_text_ != (text)) {                                                  \
+      fprintf(stderr, "%s:%d: planned \"%s\", not \"%s\"\n", __FILE__, __LINE__, \
+              step_text_.c_str(), (text));                                       \
+      exit(1);                                                                   \
+    }                                                                            \
+  } while (0)
 
 void TestChunks() {
   World w(100, Config(PSM_GUARANTEED_NO_EVICT, 4, 10));
   w.Add(19, 3);
   w.Add(5, 3);
-  CHECK(w.Step() == "c1:8");  // 10 rounded down to a block boundary
-  CHECK(w.Step() == "c1:8");
-  CHECK(w.Step() == "c1:3 c2:5");  // final chunks are not rounded
-  CHECK(w.Step() == "g1 g2");
+  STEP(w, "c1:8");  // 10 rounded down to a block boundary
+  STEP(w, "c1:8");
+  STEP(w, "c1:3 c2:5");  // final chunks are not rounded
+  STEP(w, "g1 g2");
   w.Add(30, 2);
-  CHECK(w.Step() == "c3:8 g1 g2");  // generation first in the budget: 8 left
-  CHECK(w.Step() == "c3:8");
-  CHECK(w.Step() == "c3:8");
-  CHECK(w.Step() == "c3:6");
-  CHECK(w.Step() == "g3");
+  STEP(w, "c3:8 g1 g2");  // generation first in the budget: 8 left
+  STEP(w, "c3:8");
+  STEP(w, "c3:8");
+  STEP(w, "c3:6");
+  STEP(w, "g3");
   CHECK(w.scheduler.idle() && w.kv.num_used() == 0);
 }
 
@@ -128,18 +40,18 @@ void TestChunks() {
 void TestTinyBudget() {
   World w(100, Config(PSM_GUARANTEED_NO_EVICT, 3, 3));
   w.Add(5, 1);
-  CHECK(w.Step() == "c1:3");
-  CHECK(w.Step() == "c1:2");
+  STEP(w, "c1:3");
+  STEP(w, "c1:2");
   World v(100, Config(PSM_GUARANTEED_NO_EVICT, 3, 6));
   v.Add(1, 2);
   v.Add(1, 3);
   v.Add(1, 3);
-  CHECK(v.Step() == "c1:1 c2:1 c3:1");
-  CHECK(v.Step() == "g1 g2 g3");
+  STEP(v, "c1:1 c2:1 c3:1");
+  STEP(v, "g1 g2 g3");
   v.Add(13, 1);
-  CHECK(v.Step() == "c4:4 g2 g3");
-  CHECK(v.Step() == "c4:4");
-  CHECK(v.Step() == "c4:5");
+  STEP(v, "c4:4 g2 g3");
+  STEP(v, "c4:4");
+  STEP(v, "c4:5");
 }
 
 void TestUnchunked() {
@@ -147,9 +59,9 @@ void TestUnchunked() {
   w.Add(7, 2);
   w.Add(6, 2);
   w.Add(2, 2);
-  CHECK(w.Step() == "c1:7");          // 6 more do not fit, and the third may not overtake
-  CHECK(w.Step() == "c2:6 c3:2 g1");  // 1 + 6 + 2
-  CHECK(w.Step() == "g2 g3");
+  STEP(w, "c1:7");          // 6 more do not fit, and the third may not overtake
+  STEP(w, "c2:6 c3:2 g1");  // 1 + 6 + 2
+  STEP(w, "g2 g3");
 }
 
 void TestBatchLimitAndPriority() {
@@ -158,9 +70,9 @@ void TestBatchLimitAndPriority() {
   w.Add(2, 2, 0.1f);
   w.Add(2, 2, 0.9f);
   w.Add(2, 2, 0.5f);
-  CHECK(w.Step() == "c3:2 c1:2");
-  CHECK(w.Step() == "g3 g1");
-  CHECK(w.Step() == "c4:2 c2:2");
+  STEP(w, "c3:2 c1:2");
+  STEP(w, "g3 g1");
+  STEP(w, "c4:2 c2:2");
 }
 
 // Reserved to the full length, allocated as it fills; the head of the line stops those behind it.
@@ -169,10 +81,11 @@ void TestGuaranteedNoEvict() {
   w.Add(4, 16);                  // 5 blocks
   Request* big = w.Add(4, 20);   // 6 blocks: 5 + 6 > 10
   Request* small = w.Add(1, 1);  // would fit, but waits its turn
-  CHECK(w.Step() == "c1:4" && w.kv.num_used() == 1);
+  STEP(w, "c1:4");
+  CHECK(w.kv.num_used() == 1);
   CHECK(w.scheduler.num_queued() == 2);
-  for (int i = 0; i < 15; ++i) CHECK(w.Step() == "g1");
-  CHECK(w.Step() == "c2:4 c3:1");
+  for (int i = 0; i < 15; ++i) STEP(w, "g1");
+  STEP(w, "c2:4 c3:1");
   CHECK(big->state == RequestState::kRunning && small->state == RequestState::kRetired);
 }
 
@@ -180,17 +93,19 @@ void TestMaxUtilization() {
   World w(6, Config(PSM_MAX_UTILIZATION, 8, 32));
   Request* first = w.Add(8, 12);   // 2 blocks, at most 5
   Request* second = w.Add(8, 12);  // together they outgrow 6
-  CHECK(w.Step() == "c1:8 c2:8");
-  CHECK(w.Step() == "g1 g2");  // positions 9: the third block each
-  for (int i = 0; i < 3; ++i) CHECK(w.Step() == "g1 g2");
+  STEP(w, "c1:8 c2:8");
+  STEP(w, "g1 g2");  // positions 9: the third block each
+  for (int i = 0; i < 3; ++i) STEP(w, "g1 g2");
   CHECK(w.kv.num_free() == 0);
-  CHECK(w.Step() == "g1");  // position 13 does not fit twice: the last started gives way
+  STEP(w, "g1");  // position 13 does not fit twice: the last started gives way
   CHECK(second->state == RequestState::kPaused && second->kv.blocks.empty());
   CHECK(second->stats.num_pauses == 1 && w.scheduler.num_paused() == 1);
   CHECK(second->num_output() == 5);
-  while (first->state != RequestState::kRetired) CHECK(w.Step() == "g1");
-  CHECK(w.Step() == "c2:13");  // 8 prompt tokens and 5 generated ones, as context
-  CHECK(w.Step() == "g2");
+  while (first->state != RequestState::kRetired) STEP(w, "g1");
+  // 8 prompt tokens and 5 generated ones, as context; the first block of them is still there.
+  STEP(w, "c2:9");
+  CHECK(second->stats.reused_tokens == 4);
+  STEP(w, "g2");
   while (!w.scheduler.idle()) w.Step();
   CHECK(second->num_output() == 12 && w.kv.num_used() == 0);
 }
@@ -200,18 +115,18 @@ void TestContextStartsWhole() {
   World w(6, Config(PSM_MAX_UTILIZATION, 8, 8));
   w.Add(8, 6);
   w.Add(20, 4);  // 5 blocks, in chunks of 2
-  CHECK(w.Step() == "c1:8");
-  for (int i = 0; i < 5; ++i) CHECK(w.Step() == "g1");  // 4 or fewer blocks are free
-  CHECK(w.Step() == "c2:8");
+  STEP(w, "c1:8");
+  for (int i = 0; i < 5; ++i) STEP(w, "g1");  // 4 or fewer blocks are free
+  STEP(w, "c2:8");
 }
 
 // The victim is the lowest priority, whoever started last.
 void TestPausesByPriority() {
   World w(6, Config(PSM_MAX_UTILIZATION, 8, 32));
   Request* low = w.Add(8, 12, 0.2f);
-  CHECK(w.Step() == "c1:8");
+  STEP(w, "c1:8");
   Request* high = w.Add(8, 12, 0.8f);
-  CHECK(w.Step() == "c2:8 g1");
+  STEP(w, "c2:8 g1");
   while (low->state == RequestState::kRunning) w.Step();
   CHECK(high->state == RequestState::kRunning && low->stats.num_pauses == 1);
   World v(6, Config(PSM_MAX_UTILIZATION, 8, 32));
@@ -236,47 +151,346 @@ void TestRecomputeOutgrowsBudget() {
   CHECK(second->stats.num_pauses >= 1);
 }
 
-// Whatever arrives: every step runs somebody, all finish, and the invariants hold (checked in
-// Step).
-void TestRandomLoads() {
-  std::mt19937 random(11);
-  for (int round = 0; round < 300; ++round) {
-    const int32_t policy = round % 2 ? PSM_MAX_UTILIZATION : PSM_GUARANTEED_NO_EVICT;
-    const int32_t tokens = 2 + static_cast<int32_t>(random() % 30);
-    const int32_t batch =
-        1 + static_cast<int32_t>(random() % static_cast<uint32_t>(std::min(tokens, 8)));
-    const int32_t blocks = 3 + static_cast<int32_t>(random() % 12);
-    const bool chunked = random() % 3 != 0;
-    World w(blocks, Config(policy, batch, tokens, chunked));
-    int to_come = 30;
-    int steps = 0;
-    while (to_come > 0 || !w.scheduler.idle()) {
-      if (to_come > 0 && random() % 3 == 0) {
-        --to_come;
-        const int32_t longest = blocks * kBlock;
-        int32_t prompt = 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(longest - 1));
-        if (!chunked) prompt = std::min(prompt, tokens);
-        const int32_t output =
-            1 + static_cast<int32_t>(random() % static_cast<uint32_t>(longest - prompt));
-        w.Add(prompt, output, static_cast<float>(random() % 3) / 2.0f);
-      }
-      if (random() % 20 == 0) {  // a cancel
-        for (auto& request : w.all) {
-          if (request->state == RequestState::kRetired || random() % 4 != 0) continue;
-          w.scheduler.Remove(request.get());
-          request->state = RequestState::kRetired;
-          break;
-        }
-      }
-      const bool idle = w.scheduler.idle();
-      CHECK(w.Step().empty() == idle);
-      CHECK(++steps < 20000);
-    }
-    for (const auto& request : w.all) {
-      CHECK(policy == PSM_MAX_UTILIZATION || request->stats.num_pauses == 0);
-    }
-    CHECK(w.kv.num_used() == 0);
+std::vector<int32_t> Tokens(int32_t n, int32_t first = 0) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < n; ++i) tokens.push_back(first + i);
+  return tokens;
+}
+
+// Block boundaries, parts of blocks, and the last token, which is always computed.
+void TestBeginsWithTheCached() {
+  World w(40, Config(PSM_GUARANTEED_NO_EVICT, 4, 64));
+  w.Add(Tokens(18), 1);
+  STEP(w, "c1:18");
+  Request* same = w.Add(Tokens(18), 1);
+  STEP(w, "c2:1");
+  CHECK(same->stats.reused_blocks == 4 && same->stats.reused_tokens == 17);
+  CHECK(same->stats.missed_blocks == 0 && same->stats.alloc_total_blocks == 5);
+  CHECK(same->stats.alloc_new_blocks == 1);  // the copied part
+  Request* longer = w.Add(Tokens(30), 1);
+  STEP(w, "c3:12");
+  CHECK(longer->stats.missed_blocks == 3);
+  w.Add(Tokens(8), 1);
+  STEP(w, "c4:1");
+  Request* salted = w.Make(Tokens(18), 1);
+  salted->prefix_key.salt = 1;
+  w.scheduler.Add(salted);
+  STEP(w, "c5:18");
+}
+
+// All rows of its prompt are wanted: it takes nothing, but it gives.
+void TestContextRowsComputeAll() {
+  SchedulerConfig config = Config(PSM_MAX_UTILIZATION, 4, 64);
+  config.max_logits_rows = 10;
+  World w(40, config);
+  w.Add(Tokens(18), 1);
+  STEP(w, "c1:18");
+  Request* rows = w.Make(Tokens(26), 3);
+  rows->num_prompt_logprobs = 0;
+  w.scheduler.Add(rows);
+  STEP(w, "c2:8");       // 10 rows, cut at a block
+  w.Add(Tokens(26), 2);  // shares what nobody has yet: waits for it
+  w.Add(Tokens(18), 2);  // shares what is there
+  STEP(w, "c2:8");
+  STEP(w, "c2:10");  // no row is left for the fourth's last token
+  STEP(w, "c3:1 c4:1 g2");
+  CHECK(rows->stats.reused_tokens == 0 && rows->num_context_rows == 26);
+  // With its rows out it may take from the cache like everybody.
+  World v(40, config);
+  rows = v.Make(Tokens(9), 3);
+  rows->return_context_logits = true;
+  rows->num_context_rows = 9;
+  v.Add(Tokens(9), 1);
+  v.Step();
+  v.scheduler.Add(rows);
+  STEP(v, "c1:1");
+}
+
+// Unchunked, and more rows wanted than a step gives: cut all the same, or it could never run.
+void TestRowsBeyondTheLimit() {
+  SchedulerConfig config = Config(PSM_GUARANTEED_NO_EVICT, 2, 32, false);
+  config.max_logits_rows = 4;
+  World w(40, config);
+  Request* rows = w.Make(Tokens(10), 2);
+  rows->num_prompt_logprobs = 2;
+  w.scheduler.Add(rows);
+  STEP(w, "c1:4");
+  STEP(w, "c1:4");
+  STEP(w, "c1:2");
+  STEP(w, "g1");
+  ;
+}
+
+void TestPutOff() {
+  World w(100, Config(PSM_GUARANTEED_NO_EVICT, 8, 16));
+  Request* first = w.Add(Tokens(40), 2);
+  STEP(w, "c1:16");
+  Request* half = w.Add(Tokens(21), 2);  // 20 in common
+  std::vector<int32_t> fork = Tokens(30);
+  fork[26] = 99;
+  Request* forked = w.Add(fork, 2);  // 26 in common: 24 in whole blocks
+  w.Add(10, 4);                      // nothing
+  STEP(w, "c1:16");                  // the budget ends here: nobody looked at the others
+  CHECK(half->sched.waits_for == nullptr);
+  STEP(w, "c1:8 c2:1 c3:4 c4:3");  // 32 were computed: nothing to wait for; 26 of them copied
+  CHECK(first->num_output() == 1 && forked->stats.reused_tokens == 26);
+}
+
+// Those behind the ones that are put off go on, and rank comes back with them.
+void TestPutOffDoesNotHoldUp() {
+  World w(100, Config(PSM_GUARANTEED_NO_EVICT, 8, 64));
+  Request* first = w.Add(Tokens(40), 3);
+  Request* second = w.Add(Tokens(40), 3);
+  Request* third = w.Add(Tokens(10), 3);
+  w.Add(7, 3);
+  STEP(w, "c1:40 c4:7");
+  CHECK(second->sched.waits_for == first && third->sched.waits_for == first);
+  CHECK(w.scheduler.num_queued() == 2);
+  w.Add(3, 3);
+  STEP(w, "c2:1 c3:1 c5:3 g1 g4");
+  CHECK(second->stats.reused_tokens == 39 && third->stats.reused_tokens == 9);
+}
+
+// The one that is waited for is cancelled half-way; one that waits is cancelled.
+void TestPutOffWithOneThatEnds() {
+  World w(100, Config(PSM_GUARANTEED_NO_EVICT, 8, 24));
+  Request* first = w.Add(Tokens(20), 3);
+  std::vector<int32_t> longer = Tokens(60);
+  Request* second = w.Add(longer, 3);
+  Request* third = w.Add(longer, 3);
+  STEP(w, "c1:20");
+  CHECK(second->sched.waits_for == first && third->sched.waits_for == first);
+  STEP(w, "c2:20 g1");  // 24 - 1, to a block
+  CHECK(third->sched.waits_for == nullptr);
+  w.End(second);
+  STEP(w, "c3:20 g1");  // begins with the 40 that the second leaves
+  World v(100, Config(PSM_GUARANTEED_NO_EVICT, 8, 64));
+  v.Add(Tokens(20), 3);
+  second = v.Add(Tokens(20), 3);
+  STEP(v, "c1:20");
+  CHECK(second->sched.waits_for != nullptr);
+  v.End(second);
+  v.scheduler.CheckInvariants();
+  STEP(v, "g1");
+  STEP(v, "g1");
+  CHECK(v.scheduler.idle());
+}
+
+// The sequences of one request: the first computes the prompt, the others copy its last block.
+void TestGroup() {
+  World w(100, Config(PSM_GUARANTEED_NO_EVICT, 8, 64));
+  auto group = std::make_shared<RequestGroup>();
+  for (int32_t i = 0; i < 4; ++i) {
+    Request* r = w.Make(Tokens(3), 2);  // less than a block
+    r->group = group;
+    r->sequence_idx = i;
+    w.scheduler.Add(r);
   }
+  STEP(w, "c1:3");
+  STEP(w, "c2:1 c3:1 c4:1 g1");
+  // Without copies the last block is computed by each, but not one after the other.
+  KvCacheConfig pool = Pool(100);
+  pool.can_copy = false;
+  World v(pool, Config(PSM_GUARANTEED_NO_EVICT, 8, 64));
+  for (int32_t i = 0; i < 4; ++i) {
+    Request* r = v.Make(Tokens(6), 2);
+    r->group = group;
+    r->sequence_idx = i;
+    v.scheduler.Add(r);
+  }
+  STEP(v, "c1:6");
+  STEP(v, "c2:2 c3:2 c4:2 g1");
+}
+
+void TestEqualProgress() {
+  SchedulerConfig config = Config(PSM_GUARANTEED_NO_EVICT, 4, 16);
+  config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
+  World w(100, config);
+  w.Add(20, 2);
+  w.Add(6, 2);
+  STEP(w, "c1:8 c2:6");  // 2 tokens are left, less than a block
+  w.Add(20, 2);
+  STEP(w, "c1:8 c3:4 g2");  // 15: 4 each, then 4 more
+  w.Add(9, 2);
+  STEP(w, "c1:4 c3:8 c4:4");
+  // Less than a block for each: whose turn it was not comes next.
+  config = Config(PSM_GUARANTEED_NO_EVICT, 4, 8);
+  config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
+  World v(100, config);
+  v.Add(12, 1);
+  v.Add(12, 1);
+  STEP(v, "c1:4 c2:4");
+  v.Add(12, 1);
+  STEP(v, "c1:4 c2:4");
+  STEP(v, "c1:4 c2:4");
+  STEP(v, "c3:8");
+  ;
+}
+
+// Contexts that wait for each other's blocks: the last started gives way.
+void TestHalfReadContexts() {
+  SchedulerConfig config = Config(PSM_MAX_UTILIZATION, 8, 9);
+  config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
+  World w(12, config);
+  w.Add(2, 30);
+  for (int i = 0; i < 3; ++i) w.Add(14, 20);
+  int steps = 0;
+  while (!w.scheduler.idle()) {
+    w.Step();
+    CHECK(++steps < 1000);
+  }
+}
+
+void TestDrafts() {
+  SchedulerConfig config = Config(PSM_GUARANTEED_NO_EVICT, 4, 12);
+  World w(100, config);
+  Request* r[3];
+  for (Request*& each : r) each = w.Add(4, 20);
+  STEP(w, "c1:4 c2:4 c3:4");
+  r[0]->spec.want = 5;
+  STEP(w, "g1+5 g2 g3");
+  for (Request* each : r) each->spec.want = 8;
+  STEP(w, "g1+3 g2+3 g3+3");  // 12 - 3
+  r[0]->spec.want = 1;
+  STEP(w, "g1+1 g2+4 g3+4");
+  w.Add(7, 2);
+  r[0]->spec.want = 0;
+  STEP(w, "c4:7 g1 g2+1 g3+1");  // tokens, then contexts, then drafts
+  // Rows limit them, too, and so does the length: the last token needs no draft.
+  config.max_logits_rows = 5;
+  World v(100, config);
+  Request* last = v.Add(4, 4);
+  v.Add(4, 9);
+  STEP(v, "c1:4 c2:4");
+  for (Request* each : v.scheduler.running()) each->spec.want = 8;
+  CHECK(last->num_output() == 1);
+  STEP(v, "g1+2 g2+1");
+}
+
+// A draft never takes a block that somebody may need in the next step.
+void TestDraftsLeaveBlocks() {
+  World w(6, Config(PSM_MAX_UTILIZATION, 4, 32));
+  Request* first = w.Add(7, 10);
+  w.Add(7, 10);
+  STEP(w, "c1:7 c2:7");
+  CHECK(w.kv.num_free() == 2);
+  first->spec.want = 8;
+  w.scheduler.running()[1]->spec.want = 8;
+  STEP(w, "g1 g2");  // both blocks are full after this token, the 2 free ones stay
+}
+
+void TestBeams() {
+  World w(30, Config(PSM_GUARANTEED_NO_EVICT, 4, 16));
+  Request* beams = w.Make(Tokens(10), 6);
+  w.GiveBeams(beams, 3);
+  // 2 shared and 3 times 2 of their own.
+  CHECK(w.scheduler.FullLengthBlocks(*beams) == 8);
+  w.scheduler.Add(beams);
+  w.Add(4, 3);
+  w.Add(4, 3);  // 3 + 1 slots are taken
+  STEP(w, "c1:10 c2:4");
+  CHECK(w.kv.num_used() == 3 + 1);
+  STEP(w, "g1 g2");
+  // 3 blocks of their own when the step ran; beams that were dropped after it have given theirs up.
+  CHECK(w.kv.num_used() > 2 + 2 && w.kv.num_used() <= 2 + 3 + 2);
+  CHECK(beams->stats.alloc_new_blocks == 3 + 2);
+  while (beams->state == RequestState::kRunning) w.Step();
+  CHECK(w.kv.num_used() <= 2);
+}
+
+// Beams that do not fit begin again from the prompt, and the pool of exactly their size is enough.
+void TestBeamsUnderPressure() {
+  int num_pauses = 0, steps = 0;
+  for (uint32_t seed = 0; seed < 20; ++seed) {  // how much beams share is a matter of luck
+    World w(9, Config(PSM_MAX_UTILIZATION, 8, 32));
+    w.random.seed(seed);
+    w.Add(4, 20);
+    Request* beams = w.Make(Tokens(11), 5);  // 2 blocks + 3 * 2
+    w.GiveBeams(beams, 3);
+    w.scheduler.Add(beams);
+    for (steps = 0; !w.scheduler.idle(); ++steps) {
+      CHECK(steps < 100);
+      w.Step();
+      if (beams->state != RequestState::kPaused) continue;
+      CHECK(beams->num_tokens() == 11 && !beams->beams->running() && beams->num_computed == 0);
+    }
+    num_pauses += beams->stats.num_pauses;
+  }
+  CHECK(num_pauses > 0);
+  World v(8, Config(PSM_MAX_UTILIZATION, 8, 32));
+  Request* beams = v.Make(Tokens(11), 5);
+  v.GiveBeams(beams, 3);
+  CHECK(v.scheduler.FullLengthBlocks(*beams) == 8);
+  v.scheduler.Add(beams);
+  for (steps = 0; !v.scheduler.idle(); ++steps) v.Step();
+  CHECK(steps == 5 && beams->stats.num_pauses == 0);
+}
+
+void TestTenants() {
+  SchedulerConfig config = Config(PSM_GUARANTEED_NO_EVICT, 4, 64);
+  config.max_tenant_share = 0.5f;
+  World w(100, config);
+  for (int i = 0; i < 6; ++i) w.Add(4, 3);  // all of tenant 0: no other waits, so it takes 4 slots
+  STEP(w, "c1:4 c2:4 c3:4 c4:4");
+  Request* other = w.Make(Tokens(4), 9);
+  other->tenant_id = 7;
+  w.scheduler.Add(other);
+  w.Step();
+  w.Step();
+  STEP(w, "c5:4 c6:4 c7:4");
+  // Queued behind, but the first tenant has its half.
+  World v(100, config);
+  for (int i = 0; i < 4; ++i) v.Add(4, 2);
+  other = v.Make(Tokens(4), 2);
+  other->tenant_id = 7;
+  v.scheduler.Add(other);
+  STEP(v, "c1:4 c2:4 c5:4 c3:4");  // once the other runs, nobody else waits
+}
+
+// The first in line does not fit: it is looked at again as soon as something has changed.
+void TestBlockedHead() {
+  World w(10, Config(PSM_GUARANTEED_NO_EVICT, 8, 32));
+  Request* first = w.Add(4, 16);
+  w.Add(4, 20);
+  STEP(w, "c1:4");
+  STEP(w, "g1");
+  ;
+  w.Add(4, 4, 0.9f);  // outranks it, and fits
+  STEP(w, "c3:4 g1");
+  w.End(first);
+  STEP(w, "c2:4 g3");
+}
+
+// GUARANTEED_NO_EVICT counts what is shared once: 12 requests fit where 3 would without sharing.
+void TestSharedBlocksCountOnce() {
+  World w(30, Config(PSM_GUARANTEED_NO_EVICT, 12, 64));
+  std::vector<int32_t> prompt = Tokens(32);
+  w.Add(prompt, 4);
+  STEP(w, "c1:32");
+  for (int i = 0; i < 11; ++i) {
+    std::vector<int32_t> own = prompt;
+    own.push_back(100 + i);
+    w.Add(own, 3);
+  }
+  w.Step();
+  CHECK(w.scheduler.running().size() == 12 && w.scheduler.num_queued() == 0);
+  while (!w.scheduler.idle()) w.Step();
+}
+
+void TestForEachRemoves() {
+  World w(100, Config(PSM_GUARANTEED_NO_EVICT, 2, 64));
+  for (int i = 0; i < 3; ++i) w.Add(Tokens(9), 3);
+  w.Add(5, 3);
+  w.Add(5, 3);
+  w.Step();
+  CHECK(w.scheduler.running().size() == 2);
+  int n = 0;
+  w.scheduler.ForEach([&](Request* r) {
+    ++n;
+    w.End(r);
+    w.scheduler.CheckInvariants();
+  });
+  CHECK(n == 5 && w.scheduler.idle() && w.Step().empty() && w.kv.num_used() == 0);
 }
 
 }  // namespace
@@ -291,6 +505,22 @@ int main() {
   TestContextStartsWhole();
   TestPausesByPriority();
   TestRecomputeOutgrowsBudget();
-  TestRandomLoads();
+  TestBeginsWithTheCached();
+  TestContextRowsComputeAll();
+  TestRowsBeyondTheLimit();
+  TestPutOff();
+  TestPutOffDoesNotHoldUp();
+  TestPutOffWithOneThatEnds();
+  TestGroup();
+  TestEqualProgress();
+  TestHalfReadContexts();
+  TestDrafts();
+  TestDraftsLeaveBlocks();
+  TestBeams();
+  TestBeamsUnderPressure();
+  TestTenants();
+  TestBlockedHead();
+  TestSharedBlocksCountOnce();
+  TestForEachRemoves();
   return 0;
 }
