@@ -138,11 +138,12 @@ void Engine::EmitContext(Request* request, const float* row) {
   event.output_idx = position;
   event.token_id =
       position + 1 < request->num_prompt ? request->tokens[static_cast<size_t>(position) + 1] : -1;
-  if (request->num_prompt_logprobs >= 0) {
-    Sample sample;
-    sampler_.RowLogProbs(row, *request, event.token_id, request->num_prompt_logprobs, &sample);
-    CopyTop(sample, &event);
-  }
+  // Also where logits alone are wanted: a NaN in them fails the request like any other.
+  const bool has_logprobs = request->num_prompt_logprobs >= 0;
+  Sample sample;
+  sampler_.RowLogProbs(row, *request, has_logprobs ? event.token_id : -1,
+                       std::max(0, request->num_prompt_logprobs), &sample);
+  if (has_logprobs) CopyTop(sample, &event);
   if (request->return_context_logits) AttachLogits(row, &event);
   new_events_.push_back(event);
   ++request->num_context_rows;
