@@ -35,6 +35,8 @@ class DraftModel {
   int32_t Pending(const Request& request) const {
     return request.num_tokens() - kv_->DraftPositions(request.kv);
   }
+  // The draft's clock: its own, if it has one (a simulated one does).
+  int64_t NowNs() const;
   // Of a round, over its tokens.
   const StepCost& cost() const { return cost_; }
 
@@ -48,7 +50,6 @@ class DraftModel {
   void NoteComputed();
   void DrawAll(const float* logits);
   void DrawOne(const float* row, Request* request);
-  int64_t NowNs() const;
 
   const EngineConfig& config_;
   KvCache* kv_;

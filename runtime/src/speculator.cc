@@ -50,6 +50,7 @@ struct Speculator::Impl {
   void KeepAllowed(Request* request) const;
   void DraftNgrams(StepPlan* plan) const;
   void NoteFailure();
+  int64_t NowNs() const { return model == nullptr ? config.NowNs() : model->NowNs(); }
 
   const EngineConfig& config;
   GuideThread* guides;
@@ -181,7 +182,7 @@ void Speculator::Impl::LookUp(Request* request) const {
 DraftOutcome Speculator::Draft(StepPlan* plan) {
   Impl& s = *impl_;
   for (ScheduledSeq& seq : plan->context) seq.request->draft.clear();
-  const int64_t begin_ns = s.config.NowNs();
+  const int64_t begin_ns = s.NowNs();
   DraftOutcome outcome;
   if (s.model == nullptr) {
     s.DraftNgrams(plan);
@@ -198,7 +199,7 @@ DraftOutcome Speculator::Draft(StepPlan* plan) {
     outcome.num_requests += seq.num_draft > 0 ? 1 : 0;
   }
   if (outcome.num_draft_tokens > 0) s.num_failures = 0;
-  outcome.took_ns = s.config.NowNs() - begin_ns;
+  outcome.took_ns = s.NowNs() - begin_ns;
   return outcome;
 }
 
