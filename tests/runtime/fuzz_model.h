@@ -260,7 +260,7 @@ inline std::unique_ptr<FuzzRequest> RandomRequest(const FuzzShape& shape, FuzzRa
   if (static_cast<int32_t>(f->prompt.size()) > shape.max_input_len)
     f->prompt.resize(static_cast<size_t>(shape.max_input_len));
   const int32_t room = shape.max_seq_len - static_cast<int32_t>(f->prompt.size());
-  q.max_tokens = r->Between(1, std::min(room, r->OneIn(4) ? room : 12));
+  q.max_tokens = r->Between(1, std::min(room, r->OneIn(3) ? room : 12));
   FillSampling(shape, r, f.get());
   FillOutputs(shape, r, f.get());
   q.priority = 0.25f * static_cast<float>(r->Below(4));

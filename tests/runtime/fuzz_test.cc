@@ -11,15 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <thread>
 
 #include "fuzz_model.h"
 #include "status.h"
-
-#ifndef FUZZ_REQUESTS
-#define FUZZ_REQUESTS 10000
-#endif
 
 namespace plansmith {
 namespace {
@@ -46,12 +43,15 @@ struct Coverage {
            ngram_accepted = 0, steps = 0;
 } coverage;
 
-// An executor whose steps and copies fail now and then.
+// An executor whose steps and copies fail now and then, or whose logits hold a NaN.
 struct Flaky {
   psm_executor inner{};
   FuzzRandom random{1};
   int32_t step_failures = 0;  // one in so many; 0 = none
   int32_t copy_failures = 0;
+  int32_t nans = 0;  // a row in so many
+  bool can_copy = true;
+  int32_t vocab_size = 0;
 
   static psm_executor Table(Flaky* self) {
     psm_executor e = self->inner;
@@ -62,7 +62,13 @@ struct Flaky {
     e.step = [](void* s, const psm_batch* batch, const float** logits) -> psm_status {
       Flaky* f = static_cast<Flaky*>(s);
       if (f->step_failures > 0 && f->random.OneIn(f->step_failures)) return PSM_ERROR_CUDA;
-      return Of(s).step(Of(s).self, batch, logits);
+      const psm_status status = Of(s).step(Of(s).self, batch, logits);
+      for (int32_t row = 0; status == PSM_OK && f->nans > 0 && row < batch->num_logits_rows;
+           ++row) {
+        if (!f->random.OneIn(f->nans)) continue;
+        const_cast<float*>(*logits)[row * f->vocab_size] = std::numeric_limits<float>::quiet_NaN();
+      }
+      return status;
     };
     e.copy_blocks = [](void* s, const psm_block_copy* copies, size_t n) -> psm_status {
       Flaky* f = static_cast<Flaky*>(s);
@@ -79,6 +85,10 @@ struct Flaky {
       Of(s).close(Of(s).self);
       delete static_cast<Flaky*>(s);
     };
+    if (!self->can_copy) {
+      e.copy_blocks = nullptr;
+      e.open_host = nullptr;
+    }
     return e;
   }
   static const psm_executor& Of(void* s) { return static_cast<Flaky*>(s)->inner; }
@@ -95,7 +105,7 @@ psm_simulated_options RandomModel(FuzzRandom* r) {
   m.info.max_batch_size = r->Between(1, 14);
   m.info.max_num_tokens = r->Between(m.info.max_batch_size, 60);
   m.info.max_input_len = r->Between(8, 48);
-  m.info.max_seq_len = m.info.max_input_len + r->Between(4, 24);
+  m.info.max_seq_len = m.info.max_input_len + r->Between(4, 60);
   m.info.max_logits_rows = r->OneIn(2) ? 0 : r->Between(m.info.max_batch_size, 60);
   m.info.max_adapters = 3;
   m.info.kv_bytes_per_block = 4096;
@@ -125,8 +135,8 @@ psm_engine_options RandomOptions(const psm_model_info& info, FuzzRandom* r) {
   o.ngram_min = r->Between(1, 2);
   o.ngram_max = r->Between(o.ngram_min, 4);
   const int32_t longest = (info.max_seq_len - 1) / info.tokens_per_block + 1;
-  const int32_t num_blocks =
-      r->OneIn(3) ? longest * r->Between(3, 8) : longest + r->Below(2 * longest);
+  // Often so few that those who run get into each other's way.
+  const int32_t num_blocks = longest * (r->OneIn(3) ? r->Between(3, 8) : 1) + r->Below(longest + 2);
   const uint64_t bytes = info.kv_bytes_per_block * (o.draft_mode == PSM_DRAFT_MODEL ? 2 : 1);
   o.kv_cache_bytes = bytes * static_cast<uint64_t>(num_blocks);
   if (r->OneIn(2) || o.pause_policy == PSM_PAUSE_SWAP)
@@ -204,6 +214,7 @@ class Checker {
   }
 
   bool executor_may_fail = false;
+  bool is_shut_down = false;
 
  private:
   static unsigned long long Number(const psm_event& e) { return e.request_id; }
@@ -266,8 +277,9 @@ class Checker {
       Count(event);
     }
     if (event.kind == PSM_EVENT_FAILED) {
-      FUZZ_CHECK(executor_may_fail && event.status == PSM_ERROR_EXECUTOR, "request %llu failed: %s",
-                 Number(event), event.message);
+      FUZZ_CHECK((executor_may_fail && event.status == PSM_ERROR_EXECUTOR) ||
+                     (is_shut_down && event.status == PSM_ERROR_SHUTDOWN),
+                 "request %llu failed: %s", Number(event), event.message);
       return;
     }
     if (event.finish_reason == PSM_FINISH_CANCELLED) {
@@ -278,6 +290,10 @@ class Checker {
       FUZZ_CHECK(fuzz.request.allotted_time_ms > 0, "request %llu has no deadline", Number(event));
       return;
     }
+    FUZZ_CHECK(event.stats.num_prompt_tokens == static_cast<int32_t>(fuzz.prompt.size()) &&
+                   event.stats.first_token_time_ns > event.stats.arrival_time_ns &&
+                   event.stats.last_token_time_ns >= event.stats.first_token_time_ns,
+               "its statistics are wrong");
     const ExpectedSequence& want = ExpectedOf(fuzz, event);
     FUZZ_CHECK(seen->tokens == want.tokens, "request %llu, sequence %d (%s): %s, alone %s",
                Number(event), event.sequence_idx, fuzz.has_beams() ? "a beam" : "sampled",
@@ -336,13 +352,15 @@ class Episode {
     options_ = RandomOptions(model_.info, &r_);
     threaded_ = r_.OneIn(8);
     options_.manual_step = !threaded_;
+    can_copy_ = options_.host_cache_bytes > 0 || !r_.OneIn(4);
+    if (r_.OneIn(8)) last_step_ = static_cast<uint64_t>(r_.Below(400));
     MakeEngine();
     shape_.vocab_size = model_.info.vocab_size;
     shape_.max_input_len = config().info.max_input_len;
     if (options_.enable_chunked_context == 0)
       shape_.max_input_len = std::min(shape_.max_input_len, config().info.max_num_tokens);
     shape_.max_seq_len = config().info.max_seq_len;
-    shape_.max_beams = std::min(4, config().info.max_batch_size);
+    shape_.max_beams = can_copy_ ? std::min(4, config().info.max_batch_size) : 1;
     shape_.max_draft_len = options_.max_draft_len;
     for (int i = 0; i < 3; ++i) {
       std::vector<int32_t> prefix(static_cast<size_t>(r_.Between(4, 40)));
@@ -369,8 +387,13 @@ class Episode {
     flaky->random = FuzzRandom(r_.Next());
     if (r_.OneIn(5)) flaky->step_failures = 40;
     if (r_.OneIn(8)) flaky->copy_failures = 10;
-    may_fail_ = flaky->step_failures > 0 || flaky->copy_failures > 0;
-    const char* failures = flaky->copy_failures > 0 ? "copies and perhaps steps" : "steps";
+    if (r_.OneIn(10)) flaky->nans = 200;
+    flaky->vocab_size = model_.info.vocab_size;
+    flaky->can_copy = can_copy_;
+    may_fail_ = flaky->step_failures > 0 || flaky->copy_failures > 0 || flaky->nans > 0;
+    const std::string failures =
+        Format("; one in %d steps, %d copies, %d rows fails; %s", flaky->step_failures,
+               flaky->copy_failures, flaky->nans, can_copy_ ? "copies" : "cannot copy");
     const psm_executor executor = Flaky::Table(flaky.release());
     psm_executor draft{};
     if (options_.draft_mode == PSM_DRAFT_MODEL) {
@@ -387,7 +410,7 @@ class Episode {
     }
     engine_ = std::make_unique<Engine>(MakeEngineConfig(&executor, &options_));
     options_.draft_executor = nullptr;
-    current_engine = Describe(config()) + (may_fail_ ? Format("; failing %s", failures) : "");
+    current_engine = Describe(config()) + failures;
   }
 
   // The beams of a request that has an engine for itself: no reuse, no draft, no lack of anything.
@@ -513,6 +536,7 @@ class Episode {
       const bool ran = engine_->StepOnce();
       Drain(&checker);
       if (step % 8 == 0) Check();
+      if (step == last_step_) return ShutDown(&checker);
       if (ran || !AllSubmitted()) {
         idle_steps = 0;
         FUZZ_CHECK(step < 200000, "no end in sight: %zu of %zu submitted", num_submitted_,
@@ -525,6 +549,25 @@ class Episode {
                    static_cast<unsigned long long>(live.id));
       }
       return;
+    }
+  }
+
+  // Everybody gets an end, and nobody gets in any more.
+  void ShutDown(Checker* checker) {
+    checker->is_shut_down = true;
+    engine_->Shutdown();
+    Drain(checker);
+    for (size_t i = 0; i < num_submitted_; ++i)
+      FUZZ_CHECK(all_[i].over, "a request without an end after the shutdown");
+    try {
+      FuzzRequest again;
+      psm_request_init(&again.request);
+      again.prompt = {1};
+      again.request.max_tokens = 1;
+      engine_->Submit(CheckRequest(again.Get(), config()));
+      FUZZ_CHECK(false, "a request was taken after the shutdown");
+    } catch (const StatusError& e) {
+      FUZZ_CHECK(e.code() == PSM_ERROR_SHUTDOWN, "%s", e.what());
     }
   }
 
@@ -611,6 +654,8 @@ class Episode {
   psm_engine_options options_;
   bool threaded_ = false;
   bool may_fail_ = false;
+  bool can_copy_ = true;
+  uint64_t last_step_ = ~uint64_t{0};  // then it is shut down, whatever goes on
   FuzzShape shape_;
   std::unique_ptr<Engine> engine_;
   std::vector<Live> all_;
@@ -654,7 +699,7 @@ int main(int argc, char** argv) {
     PrintCoverage();
     return 0;
   }
-  const uint64_t requests = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : FUZZ_REQUESTS;
+  const uint64_t requests = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 10000;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   for (uint64_t episode = first; coverage.requests < requests; ++episode) RunEpisode(episode);
   PrintCoverage();
