@@ -173,8 +173,9 @@ void TestPublishedIsReadOnly() {
   CHECK(kv.Match({}, tokens.data(), 9).num_tokens == 4);
   kv.CheckInvariants({&a});
   KvSequence b;
-  CHECK(kv.Attach({}, tokens.data(), 9, &b) == 4);
-  CHECK(kv.MakeWritable(&b, 2) == 1 && b.num_published == 0);
+  kv.SetDraftPositions(a, 4);
+  CHECK(kv.Attach({}, tokens.data(), 9, &b) == 4 && kv.DraftPositions(b) == 4);
+  CHECK(kv.MakeWritable(&b, 2) == 1 && b.num_published == 0 && kv.DraftPositions(b) == 2);
   kv.CheckInvariants({&a, &b});
   CHECK(kv.Match({}, tokens.data(), 9).num_blocks == 1);
 }
