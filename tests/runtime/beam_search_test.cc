@@ -536,6 +536,10 @@ void TestEqualLogitsGoByBeamAndToken() {
   for (int32_t i = 0; i < 3; ++i) {
     CHECK((got[static_cast<size_t>(i)].tokens == std::vector<int32_t>{0, i}));
   }
+  c.max_tokens = 1;
+  c.beams.diversity_rate = 0.5f;  // by rank: of equal tokens, too
+  const std::vector<Beam> ranked = Driver(c).Run();
+  for (int32_t i = 0; i < 3; ++i) CHECK(ranked[static_cast<size_t>(i)].tokens[0] == i);
 }
 
 // Writes down the histories it is called with and forbids whatever was there last.
