@@ -52,8 +52,8 @@ class Batch:
     query_lens, kv_lens : (B,) int32; cu_query_lens : (B + 1,)
     block_table : (B, stride) int32, -1 where unused
     logits_rows : (R,) int32, ascending
-    adapter_slots : (B,) int32, the slot of a sequence's adapter, -1 = none; None = no adapters in this step
     native : the psm_batch pointer itself, for executors that pass it on
+    adapter_slots : (B,) int32, the slot of a sequence's adapter, -1 = none; None = no adapters in this step
     """
 
     input_ids: Int32Array
@@ -63,8 +63,8 @@ class Batch:
     cu_query_lens: Int32Array
     block_table: Int32Array
     logits_rows: Int32Array
-    adapter_slots: Int32Array | None
     native: Any = dataclasses.field(repr=False)
+    adapter_slots: Int32Array | None = None
 
     @classmethod
     def from_pointer(cls, batch: Any) -> Batch:

@@ -393,7 +393,10 @@ def test_adapters_that_cannot_be_loaded(tmp_path: Path, engine: Engine) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="no adapter 'x'"):
         engine.check_prompt(PROMPT, dataclasses.replace(GREEDY, adapter="x"))
     assert engine.adapters == {"a": 1, "b": 2}
-    with Engine.from_executor(fake_executor(max_adapters=0)) as without, pytest.raises(errors.UnsupportedError):
+    with (
+        Engine.from_executor(fake_executor(max_adapters=0)) as without,
+        pytest.raises(errors.UnsupportedError),
+    ):
         without.load_adapter("a", path)
 
 
