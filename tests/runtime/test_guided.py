@@ -151,15 +151,16 @@ def test_a_thousand_random_schemas_give_a_thousand_outputs_that_fit(engine: Engi
 
 def test_drafts_change_nothing(engine: Engine, engine_dir: Path) -> None:
     schema = {"type": "array", "items": {"enum": ["abc", "abd", "xyz"]}, "minItems": 12, "maxItems": 14}
+    one_of = GuidedParams(json_schema=schema, whitespace_pattern="")
     params = [
-        SamplingParams(
-            max_tokens=150, seed=i, temperature=t, guided=GuidedParams(json_schema=schema), n=1 + i % 2
-        )
+        SamplingParams(max_tokens=150, seed=i, temperature=t, guided=one_of, n=1 + i % 2)
         for i, t in enumerate([0.0, 0.0, 1.0, 1.0, 0.7])
     ]
     prompts = [[5, 6, 7 + i] for i in range(len(params))]
     plain = engine.generate(prompts, params)
-    with Engine.open(engine_dir, num_threads=1, draft_mode="ngram", max_draft_len=4) as drafted:
+    with Engine.open(
+        engine_dir, num_threads=1, ngram_min=1, draft_mode="ngram", max_draft_len=4, adaptive_draft_len=False
+    ) as drafted:
         outputs = drafted.generate(prompts, params)
         assert drafted.stats().num_accepted_draft_tokens > 20
     for a, b in zip(plain, outputs, strict=True):
