@@ -5,6 +5,7 @@ target_compile_options(header_c_test PRIVATE -pedantic)
 target_compile_options(header_cc_test PRIVATE -pedantic)
 
 plansmith_test(kv_cache_test tests/runtime/kv_cache_test.cc)
+plansmith_test(kv_events_test tests/runtime/kv_events_test.cc)
 plansmith_test(kv_eviction_test tests/runtime/kv_eviction_test.cc)
 plansmith_test(kv_property_test tests/runtime/kv_property_test.cc)
 plansmith_test(kv_reuse_test tests/runtime/kv_reuse_test.cc)
@@ -18,9 +19,6 @@ plansmith_test(event_queue_test tests/runtime/event_queue_test.cc)
 plansmith_test(simulated_test tests/runtime/simulated_test.cc)
 plansmith_test(steady_test tests/runtime/steady_test.cc)
 plansmith_test(fuzz_test tests/runtime/fuzz_test.cc)
-if(PLANSMITH_SANITIZE)
-  target_compile_definitions(fuzz_test PRIVATE FUZZ_REQUESTS=3000)  # some ten times slower there
-endif()
 plansmith_test(step_cost_test tests/runtime/step_cost_test.cc)
 plansmith_test(ngram_test tests/runtime/ngram_test.cc)
 plansmith_test(draft_length_test tests/runtime/draft_length_test.cc)
@@ -56,7 +54,8 @@ if(CMAKE_NM AND UNIX AND NOT APPLE)
 endif()
 
 # A finding of a sanitizer ends the test, also where the build would let it go on.
-foreach(test header_c_test header_cc_test kv_cache_test kv_eviction_test kv_property_test kv_reuse_test prefix_tree_test
+foreach(test header_c_test header_cc_test kv_cache_test kv_events_test kv_eviction_test
+        kv_property_test kv_reuse_test prefix_tree_test
         scheduler_test scheduler_property_test waiting_queue_test sampler_test beam_search_test event_queue_test capi_test
         capi_invalid_test threads_test engine_test simulated_test fuzz_test steady_test step_cost_test
         ngram_test draft_length_test speculator_test speculation_distribution_test guide_test guide_engine_test
