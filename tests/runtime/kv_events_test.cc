@@ -59,6 +59,19 @@ void TestRetentionOfSharedBlocks() {
   Cache(&kv, Count(0, 5), Decode(80, 1000));
   const std::vector<psm_kv_event> events = Take(&kv);
   CHECK(events.size() == 1 && events[0].priority == 80);
+  Cache(&kv, Count(0, 5), Decode(90, 0));  // for no time at all
+  CHECK(Take(&kv).empty());
+  // Likewise when both compute the block, and the second changes over to the first's.
+  KvSequence a, b;
+  kv.Extend(&a, 4);
+  kv.Extend(&b, 4);
+  const Tokens tokens = Count(10, 4);
+  kv.Publish({}, tokens.data(), 4, Decode(50), 0, &a);
+  Take(&kv);
+  kv.Publish({}, tokens.data(), 4, Decode(70), 0, &b);
+  const std::vector<psm_kv_event> raised = Take(&kv);
+  CHECK(raised.size() == 1 && raised[0].kind == PSM_KV_UPDATED && raised[0].priority == 70);
+  kv.CheckInvariants({&a, &b});
 }
 
 void TestEventsAreBounded() {
