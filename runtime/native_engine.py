@@ -223,9 +223,10 @@ class NativeEngine:
             executor.is_engine_closing = True
         if not self.is_of_this_process:
             return
-        if self.is_called_here:
-            # A Python executor's step closes its own engine, or the garbage collector does in the middle of a call:
-            # this thread must return before the engine can stop.
+        if self.is_called_here or isinstance(threading.current_thread(), threading._DummyThread):
+            # A Python executor's step closes its own engine, or the garbage collector does in the middle of a call, or
+            # on a thread of a core (they are not Python's own), which may be this one's: in a guide, for example. That
+            # thread must return before the engine can stop.
             threading.Thread(target=self._destroy, name="plansmith-close").start()
         else:
             self._destroy()

@@ -273,6 +273,19 @@ def test_an_exception_in_a_processor_fails_its_request_alone_with_its_words(engi
         one(engine, dataclasses.replace(GREEDY, n=3, logits_processor=lambda *_: exit(3)))
 
 
+def test_a_processor_may_close_its_own_engine() -> None:
+    """As the garbage collector may, on the thread that the core waits for."""
+    model = FakeModel()
+    engine = Engine.from_executor(PythonExecutor(model))
+    handle = engine.submit(
+        PROMPT, dataclasses.replace(GREEDY, logits_processor=lambda *_: engine._core.close())
+    )
+    eventually(lambda: model.closed == 1)
+    engine.close()
+    with pytest.raises(errors.ShutdownError):
+        handle.result(timeout=20)
+
+
 # ---------------------------------------------------------------- the prefix cache
 
 
