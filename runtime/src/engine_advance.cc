@@ -186,8 +186,9 @@ void Engine::FinishBeamsIfDone(Request* request) {
   if (request->beams->done()) Finish(request, PSM_FINISH_NOT_FINISHED);
 }
 
-// All tokens of the beams as events, sequence by sequence, each with its end. `reason`: why the
-// search was cut off; NOT_FINISHED when it was not.
+// All tokens of the beams as events, sequence by sequence, each with its end. `reason`: why
+// the search was cut off, which is the end of the beams that were open; NOT_FINISHED when it was
+// not.
 void Engine::EmitBeams(Request* request, int32_t reason) {
   const std::vector<Beam>& beams = request->beams->Hypotheses();
   for (size_t i = 0; i < beams.size(); ++i) {
@@ -205,7 +206,7 @@ void Engine::EmitBeams(Request* request, int32_t reason) {
       stats_.AddToken();
     }
     psm_event end = EventOf(*request, PSM_EVENT_FINISHED);
-    end.finish_reason = reason != PSM_FINISH_NOT_FINISHED ? reason : beam.finish_reason;
+    end.finish_reason = beam.finish_reason != PSM_FINISH_NOT_FINISHED ? beam.finish_reason : reason;
     end.stats = request->stats;
     end.stats.num_generated_tokens = static_cast<int32_t>(beam.tokens.size());
     end.is_final = i + 1 == beams.size();

@@ -438,7 +438,8 @@ typedef struct psm_guide {
 
 /* Called on the stepping thread with the logits [vocab_size] of the token that follows
  * token_ids[num_tokens] (prompt, output and, with speculation, drafts that may yet be refused), to
- * change them in place, before anything else does. Must depend on its arguments alone. A status
+ * change them in place, before anything else does (with beams, as in transformers, they are
+ * log-probabilities by then). Must depend on its arguments alone. A status
  * other than PSM_OK fails the request. */
 typedef psm_status (*psm_logits_processor)(void* self, uint64_t client_id, int32_t sequence_idx,
                                            const int32_t* token_ids, int32_t num_tokens,
