@@ -15,30 +15,19 @@ and costs nobody else. The masks are made on a thread of the core's, beside the 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
-import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._native import native
-from .errors import InvalidArgumentError, UnsupportedError
-from .guided_grammar import grammar_source
+from .errors import InvalidArgumentError
+from .guided_compiler import GuideCompiler, compiler_of, error_of
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-# Compiled grammars kept for the next request with the same one.
-MAX_COMPILED = 64
-# llguidance's own limits end a compile within a second or two; this one holds where they do not.
-COMPILE_TIMEOUT_S = 5.0
-# Compiles that were given up and still run. More at a time are refused.
-_MAX_ABANDONED = 2
-# 1 to 2 KB each: what one request's lexer may grow to. Any JSON takes some hundreds.
-_MAX_LEXER_STATES = 50_000
 _OK, _ERROR_EXECUTOR, _ERROR_INTERNAL = 0, 8, 12
 _KINDS = ("json_schema", "regex", "ebnf", "choice", "json")
 
@@ -106,100 +95,6 @@ class GuidedParams:
         return tuple(choice)
 
 
-class GuideCompiler:
-    """Compiles grammars for one tokenizer and keeps the last MAX_COMPILED. Any thread."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        """Read the vocabulary (0.2 s for 50,000 tokens).
-
-        vocab_size : the model's V; rows behind the tokenizer's are never allowed
-        eos_ids : at least one; stand for the end of a grammar
-        raises UnsupportedError without llguidance or for a tokenizer whose tokens are not bytes of text
-        """
-        llg = _llguidance()
-        self.eos_ids = frozenset(eos_ids)
-        try:
-            # A tokenizer may hold more tokens than the model has rows for; those are cut from the masks.
-            self._tokenizer = llg.LLTokenizer(
-                tokenizer.to_json(), n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=list(eos_ids)
-            )
-        except ValueError as error:
-            raise UnsupportedError(f"the tokenizer cannot be used for structured output: {error}") from error
-        self.num_words = (self._tokenizer.vocab_size + 31) // 32  # of llguidance's masks
-        self.num_mask_words = (vocab_size + 31) // 32  # of the core's
-        self._lock = threading.Lock()
-        self._compiled: collections.OrderedDict[str, Any] = collections.OrderedDict()
-
-    def matcher(self, params: GuidedParams) -> Any:
-        """Return a new llguidance.LLMatcher at the grammar's beginning.
-
-        raises InvalidArgumentError with llguidance's text for a grammar that cannot be compiled within the limits
-        """
-        source = grammar_source(params)
-        with self._lock:
-            found = self._compiled.get(source)
-            if found is not None:
-                self._compiled.move_to_end(source)
-                return found.deep_copy()
-        made = _within_time(lambda: self._compile(source))
-        with self._lock:
-            self._compiled[source] = made
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-            return made.deep_copy()
-
-    def _compile(self, source: str) -> Any:
-        llg = _llguidance()
-        limits = llg.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
-        matcher = llg.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # shows what only fails in use, and makes what copies share
-        error = _error_of(matcher)
-        if error.startswith("NoExtension"):
-            raise InvalidArgumentError(
-                "guided allows no text at all; change the grammar so that something fits"
-            )
-        if error:
-            raise InvalidArgumentError(f"guided cannot be compiled: {error}")
-        return matcher
-
-
-def _error_of(matcher: Any) -> str:
-    """Return llguidance's message of a matcher that has failed, else ""."""
-    return str(matcher.get_error()).replace("<non-verbose/>", "").strip() if matcher.is_error() else ""
-
-
-def _within_time(make: Callable[[], Any]) -> Any:
-    """Return make(), or raise when it takes longer than COMPILE_TIMEOUT_S; it then goes on alone."""
-    result: list[Any] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(make())
-        except BaseException as raised:
-            error.append(raised)
-        finally:
-            _compiling.release()
-
-    if not _compiling.acquire(timeout=COMPILE_TIMEOUT_S):
-        raise InvalidArgumentError("guided: other grammars have been compiled for too long; try again later")
-    thread = threading.Thread(target=run, name="plansmith-grammar", daemon=True)
-    thread.start()
-    thread.join(COMPILE_TIMEOUT_S)
-    if thread.is_alive():
-        raise InvalidArgumentError(
-            f"guided was not compiled within {COMPILE_TIMEOUT_S:g} s; make the grammar simpler: fewer alternatives, "
-            "shorter repetitions"
-        )
-    if error:
-        raise error[0]
-    return result[0]
-
-
-_compiling = threading.BoundedSemaphore(_MAX_ABANDONED)
-
-
 class _Guide:
     """One psm_guide.self: a matcher that stands behind the accepted tokens and then `_ahead`.
 
@@ -242,7 +137,7 @@ class _Guide:
         else:
             ffi.memmove(mask, self._matcher.compute_bitmask()[:num_bytes], num_bytes)
         if self._matcher.is_error():
-            raise RuntimeError(_error_of(self._matcher))
+            raise RuntimeError(error_of(self._matcher))
         if self._end_ids != compiler.eos_ids and self._matcher.is_accepting():
             for token in compiler.eos_ids:
                 mask[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
@@ -258,7 +153,7 @@ class _Guide:
             same += 1
         num_back = len(self._ahead) - same
         if num_back > 0 and not self._matcher.rollback(num_back):
-            raise RuntimeError(_error_of(self._matcher))
+            raise RuntimeError(error_of(self._matcher))
         rest = list(tokens[same:])
         num_moved = self._matcher.try_consume_tokens(rest) if rest else 0
         self._ahead[same:] = rest[:num_moved]
@@ -301,31 +196,8 @@ def guide_of(
     for token in eos_ids:
         if not 0 <= token < vocab_size:
             raise InvalidArgumentError(f"the end id {token} is not in the vocabulary of {vocab_size}")
-    compiler = _compiler_of(tokenizer, vocab_size, tokenizer.eos_token_ids or tuple(eos_ids))
+    compiler = compiler_of(tokenizer, vocab_size, tokenizer.eos_token_ids or tuple(eos_ids))
     return GuideHandle(_Guide(compiler.matcher(params), compiler, frozenset(eos_ids)))
-
-
-_compilers: weakref.WeakKeyDictionary[Tokenizer, dict[Any, GuideCompiler]] = weakref.WeakKeyDictionary()
-_compilers_lock = threading.Lock()
-
-
-def _compiler_of(tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> GuideCompiler:
-    with _compilers_lock:
-        of_tokenizer = _compilers.setdefault(tokenizer, {})
-        key = (vocab_size, eos_ids)
-        if key not in of_tokenizer:
-            of_tokenizer[key] = GuideCompiler(tokenizer, vocab_size, eos_ids)
-        return of_tokenizer[key]
-
-
-def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError as error:
-        raise UnsupportedError(
-            f"guided needs llguidance, which cannot be imported ({error}); pip install 'plansmith[guided]'"
-        ) from error
-    return llguidance
 
 
 # ---------------------------------------------------------------- what the core calls

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("llguidance")  # an optional extra
 
 import toy_tokenizers
-from plansmith.runtime import errors, guided
+from plansmith.runtime import errors, guided, guided_compiler
 from plansmith.runtime._native import native
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.guided import GuidedParams, guide_of
@@ -449,8 +449,8 @@ def test_a_bomb_is_refused_or_harmless_and_the_others_go_on(engine: Engine, name
 
 def test_a_compile_that_takes_too_long_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(guided, "COMPILE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(guided.GuideCompiler, "_compile", lambda self, source: release.wait(20))
+    monkeypatch.setattr(guided_compiler, "COMPILE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(guided_compiler.GuideCompiler, "_compile", lambda self, source: release.wait(20))
     for _ in range(3):  # more than may run at a time
         with pytest.raises(errors.InvalidArgumentError, match=r"too long|within"):
             engine.submit("x", SamplingParams(guided=GuidedParams(regex="never seen before")))
@@ -458,8 +458,8 @@ def test_a_compile_that_takes_too_long_is_given_up(engine: Engine, monkeypatch: 
 
 
 def test_compiled_grammars_are_kept_and_let_go(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guided, "MAX_COMPILED", 3)
-    compiler = guided.GuideCompiler(tokenizer, 512, tokenizer.eos_token_ids)
+    monkeypatch.setattr(guided_compiler, "MAX_COMPILED", 3)
+    compiler = guided_compiler.GuideCompiler(tokenizer, 512, tokenizer.eos_token_ids)
     made = []
     compile_ = compiler._compile
     monkeypatch.setattr(compiler, "_compile", lambda source: made.append(source) or compile_(source))
@@ -485,6 +485,6 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
 
 def test_without_llguidance_the_extra_is_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    guided._compilers.pop(tokenizer, None)
+    guided_compiler._compilers.pop(tokenizer, None)
     with pytest.raises(errors.UnsupportedError, match=r"plansmith\[guided\]"):
         guide_of(GuidedParams(regex="a"), tokenizer, 512, tokenizer.eos_token_ids)

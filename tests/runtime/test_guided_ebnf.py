@@ -14,7 +14,8 @@ pytest.importorskip("llguidance")  # an optional extra
 
 import toy_tokenizers
 from plansmith.runtime.errors import InvalidArgumentError
-from plansmith.runtime.guided import GuideCompiler, GuidedParams
+from plansmith.runtime.guided import GuidedParams
+from plansmith.runtime.guided_compiler import GuideCompiler
 from plansmith.runtime.guided_ebnf import ebnf_to_lark
 from plansmith.runtime.tokenizer import Tokenizer
 
