@@ -96,6 +96,7 @@ struct Request {
   int32_t num_context_rows = 0;  // positions of the prompt whose CONTEXT events are out
 
   std::vector<int32_t> tokens;  // prompt, then output
+  int32_t last_token = -1;      // once one is generated; here, so that a step reads no page for it
   TokenCounts counts;           // of tokens; filled only with penalties
   double cum_logprob = 0.0;
 
@@ -129,11 +130,13 @@ struct Request {
   // The next token, and taking it back (a draft that was only tried).
   void PushToken(int32_t token) {
     tokens.push_back(token);
+    last_token = token;
     if (params.has_penalties()) counts.AddOutput(token);
   }
   void PopToken() {
     if (params.has_penalties()) counts.UndoOutput(tokens.back());
     tokens.pop_back();
+    last_token = tokens.back();
   }
 };
 
