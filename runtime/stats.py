@@ -63,7 +63,7 @@ class RequestStats:
         """Tokens that a step of generation gave it on average: 1 without speculation, 0 before the first."""
         if not self.num_decode_iters:
             return 0.0
-        return 1.0 + self.num_accepted_draft_tokens / self.num_decode_iters
+        return self.num_generated_tokens / self.num_decode_iters
 
     @classmethod
     def of_sequences(cls, parts: Sequence[RequestStats]) -> RequestStats:

@@ -51,13 +51,13 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
   const int32_t end = request->num_computed;
   const ContextRows wanted(*request, end - seq.num_tokens, end);
   const int32_t num_rows = wanted.context_end - wanted.context_begin + wanted.last_is_extra;
-  const bool is_prefill = request->num_output() == 0;
   PublishBlocks(request, wanted.reaches_last);
   try {
     for (int32_t p = wanted.context_begin; p < wanted.context_end; ++p, rows += vocab_size) {
       EmitContext(request, rows);
     }
     if (!wanted.reaches_last) return num_rows;
+    ++request->stats.num_decode_iters;
     const float* last = wanted.last_is_extra ? rows : rows - vocab_size;
     if (request->beams != nullptr) {
       request->beams->Start(last, &sampler_, &kv_, request);
@@ -65,7 +65,6 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
     } else {
       DrawToken(request, last, 0);
     }
-    request->stats.num_decode_iters += !is_prefill;
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
   }

@@ -214,17 +214,17 @@ void CheckDraft(const EngineConfig& config) {
 // A sequence with all its draft tokens has to fit a step.
 void CheckDraftLength(const EngineConfig& config) {
   const int32_t rows = 1 + config.options.max_draft_len;
-  const auto fits = [&](const char* name, int32_t limit) {
+  const auto fits = [&](const char* name, const char* flag, int32_t limit) {
     if (limit >= rows) return;
-    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
-                      Format("max_draft_len is %d, which takes %d tokens and rows of logits in a "
-                             "step, but %s is %d; lower max_draft_len to %d or rebuild the engine "
-                             "with --max-draft-len %d",
-                             config.options.max_draft_len, rows, name, limit, limit - 1,
-                             config.options.max_draft_len));
+    throw StatusError(
+        PSM_ERROR_INVALID_ARGUMENT,
+        Format("max_draft_len is %d, which takes %d tokens and rows of logits in a "
+               "step, but the engine's %s is %d; lower max_draft_len to %d or "
+               "rebuild the engine with %s %d",
+               config.options.max_draft_len, rows, name, limit, limit - 1, flag, rows));
   };
-  fits("max_num_tokens", config.info.max_num_tokens);
-  fits("max_logits_rows", config.info.max_logits_rows);
+  fits("max_num_tokens", "--max-num-tokens", config.info.max_num_tokens);
+  fits("max_logits_rows", "--max-batch-size", config.info.max_logits_rows);
 }
 
 int32_t HostBlocks(const EngineConfig& config) {

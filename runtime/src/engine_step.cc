@@ -96,6 +96,7 @@ bool Engine::StepWork() {
   const int64_t machine_begin_ns = NowNs();
   TakeInbox();
   ExpireOverdue(begin_ns);
+  kv_.SetNow(begin_ns);
   if (speculator_ != nullptr) speculator_->PlanLengths(scheduler_.running());
   StepPlan& plan = scheduler_.Next();
   if (plan.empty()) {
@@ -119,7 +120,10 @@ bool Engine::StepWork() {
 }
 
 bool Engine::DraftAndExecute(StepPlan* plan, const float** logits, std::string* error) {
-  if (speculator_ != nullptr) stats_.AddDrafts(speculator_->Draft(plan));
+  if (speculator_ != nullptr) {
+    const int64_t draft_begin_ns = NowNs();
+    stats_.AddDrafts(speculator_->Draft(plan), NowNs() - draft_begin_ns);
+  }
   const int64_t begin_ns = NowNs();
   const psm_batch& batch = batch_.Build(*plan);
   stats_.AddPlanTime(NowNs() - begin_ns);

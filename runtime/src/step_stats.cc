@@ -42,7 +42,13 @@ void StepStats::BeginStep(const StepPlan& plan, const KvCache& kv, int64_t begin
       static_cast<uint64_t>(kv.num_used()) * static_cast<uint64_t>(kv.tokens_per_block());
 }
 
-void StepStats::AddDrafts(const DraftOutcome& outcome) {
+void StepStats::AddCopyTime(int64_t took_ns) {
+  executors_machine_ns_ += took_ns;
+  totals_.copy_time_ns += static_cast<uint64_t>(took_ns);
+}
+
+void StepStats::AddDrafts(const DraftOutcome& outcome, int64_t machine_ns) {
+  executors_machine_ns_ += machine_ns;
   totals_.num_draft_tokens += static_cast<uint64_t>(outcome.num_draft_tokens);
   totals_.num_requests_with_draft_tokens += static_cast<uint64_t>(outcome.num_requests);
   totals_.num_failed_drafts += outcome.failed;
@@ -58,7 +64,7 @@ void StepStats::AddAccepted(int32_t num_tokens) {
 }
 
 void StepStats::AddExecutorTime(int64_t took_ns, int64_t machine_ns) {
-  executor_machine_ns_ += machine_ns;
+  executors_machine_ns_ += machine_ns;
   totals_.step_time_ns += static_cast<uint64_t>(took_ns);
   iteration_.executor_latency_ms = Ms(took_ns);
 }
@@ -102,13 +108,13 @@ void StepStats::EndStep(const Scheduler& scheduler, const KvCache& kv, size_t nu
   totals_.onboarded_blocks = kv.num_onboarded();
   iteration_.iter_latency_ms = Ms(took_ns);
   totals_.schedule_time_ns +=
-      static_cast<uint64_t>(std::max<int64_t>(0, machine_ns - executor_machine_ns_));
+      static_cast<uint64_t>(std::max<int64_t>(0, machine_ns - executors_machine_ns_));
 }
 
 psm_iteration_stats StepStats::TakeRecord() {
   const psm_iteration_stats record = iteration_;
   iteration_ = {};
-  executor_machine_ns_ = 0;
+  executors_machine_ns_ = 0;
   return record;
 }
 

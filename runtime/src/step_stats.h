@@ -24,8 +24,9 @@ class StepStats {
   void BeginStep(const StepPlan& plan, const KvCache& kv, int64_t begin_ns);
   // Time of the machine, whatever clock the engine has.
   void AddPlanTime(int64_t took_ns) { totals_.plan_time_ns += static_cast<uint64_t>(took_ns); }
-  void AddCopyTime(int64_t took_ns) { totals_.copy_time_ns += static_cast<uint64_t>(took_ns); }
-  void AddDrafts(const DraftOutcome& outcome);
+  void AddCopyTime(int64_t took_ns);
+  // machine_ns: what drafting took in the machine's time.
+  void AddDrafts(const DraftOutcome& outcome, int64_t machine_ns);
   void AddAccepted(int32_t num_tokens);
   // took_ns: in the engine's clock; machine_ns: in the machine's.
   void AddExecutorTime(int64_t took_ns, int64_t machine_ns);
@@ -48,7 +49,7 @@ class StepStats {
  private:
   psm_engine_stats totals_{};
   psm_iteration_stats iteration_{};
-  int64_t executor_machine_ns_ = 0;
+  int64_t executors_machine_ns_ = 0;  // steps, drafts and copies
 };
 
 }  // namespace plansmith

@@ -655,7 +655,7 @@ typedef struct psm_engine_stats {
   uint64_t kv_allocated_token_steps;
   uint64_t kv_used_token_steps;
   uint64_t step_time_ns;     /* in the executor */
-  uint64_t schedule_time_ns; /* outside it, while there was work */
+  uint64_t schedule_time_ns; /* outside it, drafts and copies, while there was work */
   uint64_t plan_time_ns;     /* the part of it that decides and packs: no sampling, no events */
   int32_t cached_num_blocks; /* of the free ones: hold what a later request may reuse */
   int32_t host_max_num_blocks;
