@@ -185,9 +185,9 @@ void Engine::FinishBeamsIfDone(Request* request) {
   if (request->beams->done()) Finish(request, PSM_FINISH_NOT_FINISHED);
 }
 
-// All tokens of the beams as events, sequence by sequence, each with its end. `reason`: why
-// the search was cut off, which is the end of the beams that were open; NOT_FINISHED when it was
-// not.
+// All tokens of the beams as events, sequence by sequence, each with its end. `reason`: why the
+// search was cut off, which is then the end of them all, since a longer search could have found
+// others; NOT_FINISHED when it was not.
 void Engine::EmitBeams(Request* request, int32_t reason) {
   const std::vector<Beam>& beams = request->beams->Hypotheses();
   for (size_t i = 0; i < beams.size(); ++i) {
