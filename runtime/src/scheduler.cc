@@ -113,13 +113,21 @@ PrefixMatch Scheduler::MatchFor(const Request& request) const {
   return kv_->Match(request.prefix_key, request.tokens.data(), request.num_tokens());
 }
 
+// Beams share the full blocks of the prompt, and have the rest each for itself.
+int32_t Scheduler::BlocksAtLength(const Request& request, int32_t length) const {
+  const int32_t all = kv_->BlocksFor(length);
+  if (request.beams == nullptr) return all;
+  const int32_t shared = request.num_prompt / kv_->tokens_per_block();
+  return shared + request.width() * (all - shared);
+}
+
 // Free blocks that its start asks for: those that reuse takes out of the free ones, and those that
-// it may need (GUARANTEED_NO_EVICT) or that its context needs (MAX_UTILIZATION).
+// it may need (GUARANTEED_NO_EVICT), or that its context and its next token need
+// (MAX_UTILIZATION; without that token's it might be paused at once).
 int32_t Scheduler::MissingBlocks(const Request& request, const PrefixMatch& match) const {
   const int32_t held = match.num_blocks + (match.num_partial_tokens > 0);
-  const int32_t all =
-      guaranteed() ? FullLengthBlocks(request) : kv_->BlocksFor(request.num_tokens());
-  return all - held + match.num_blocks_taken;
+  const int32_t length = guaranteed() ? request.max_len() : request.num_tokens() + 1;
+  return BlocksAtLength(request, length) - held + match.num_blocks_taken;
 }
 
 // Free blocks that nobody has been promised.

@@ -61,13 +61,9 @@ class Scheduler {
  public:
   Scheduler(const SchedulerConfig& config, KvCache* kv);
 
-  // Most blocks a request can hold; more than the pool means that it can never run. Beams share the
-  // full blocks of the prompt.
+  // Most blocks a request can hold; more than the pool means that it can never run.
   int32_t FullLengthBlocks(const Request& request) const {
-    const int32_t all = kv_->BlocksFor(request.max_len());
-    if (request.beams == nullptr) return all;
-    const int32_t shared = request.num_prompt / kv_->tokens_per_block();
-    return shared + request.width() * (all - shared);
+    return BlocksAtLength(request, request.max_len());
   }
 
   // Room for `num_requests` in all, so that Add and a pause cannot fail.
@@ -125,6 +121,7 @@ class Scheduler {
   int32_t DraftWithinBlocks(const Request& request, int32_t num_draft) const;
 
   // scheduler.cc: the books.
+  int32_t BlocksAtLength(const Request& request, int32_t length) const;
   PrefixMatch MatchFor(const Request& request) const;
   int32_t MissingBlocks(const Request& request, const PrefixMatch& match) const;
   int32_t AvailableBlocks();

@@ -58,7 +58,7 @@ void Scheduler::BeginStep() {
   context_cut_ = false;
   for (size_t i = awaited_.size(); i-- > 0;) {
     Request* request = awaited_[i];
-    waiting_.TakeBack(request, !request->in_context());
+    waiting_.TakeBack(request, false);  // nobody waits for more than its context
     if (request->sched.put_off != nullptr) continue;
     awaited_[i] = awaited_.back();
     awaited_.pop_back();
@@ -140,8 +140,9 @@ void Scheduler::ScheduleContextEqually() {
   }
 }
 
-// Several half-read contexts may have used up what a generating request left to them, and nobody
-// runs who could give blocks back. Then the last started gives way, so that the first goes on.
+// What generating requests take of the blocks promised to contexts below them, they give back when
+// they end, so the contexts get their blocks sooner or later. Should that ever fail, the last
+// started gives way: better than nobody going on.
 void Scheduler::MakeRoomForContext(const Request& request) {
   while (plan_.empty() && kv_->PositionsWithin(request.kv) <= request.num_computed &&
          running_.back() != &request) {
@@ -167,7 +168,8 @@ bool Scheduler::GrowContext(ScheduledSeq* seq, int32_t most) {
   const int32_t chunk = ContextChunk(*request, begin, most, true);
   const int32_t end = begin + chunk;
   const bool is_ragged = end < request->context_end && end % kv_->tokens_per_block() != 0;
-  if (chunk == 0 || (is_ragged && seq->num_tokens > 0)) return false;
+  const bool is_alone = plan_.context.size() == 1 && seq->num_tokens == 0;
+  if (chunk == 0 || (is_ragged && !is_alone && equal_progress())) return false;
   const size_t held = request->kv.blocks.size();
   Allocate(request, end);
   context_debt_ -= static_cast<int32_t>(request->kv.blocks.size() - held);
@@ -201,6 +203,8 @@ int32_t Scheduler::ChunkWithinRows(const Request& request, int32_t begin) const 
 }
 
 void Scheduler::StartWaiting() {
+  // Whoever has just given way must not come straight back.
+  if (plan_.num_paused > 0 && !plan_.empty()) return;
   int32_t num_put_off = 0;
   bool makers_known = false;
   while (budget_ > 0 && !context_cut_) {
@@ -250,6 +254,10 @@ void Scheduler::PutOff(Request* request, const PrefixMakers::Found& found) {
 // than a step gives.
 bool Scheduler::CanBegin(const Request& request, int32_t begin) const {
   const int32_t end = request.num_tokens();
+  // In equal parts, less than a block is for one that is alone.
+  const int32_t unit = kv_->tokens_per_block() - begin % kv_->tokens_per_block();
+  if (equal_progress() && !plan_.context.empty() && budget_ < std::min(unit, end - begin))
+    return false;
   const bool may_cut = config_.enable_chunked_context || end - begin > config_.max_num_tokens ||
                        NumRows(ContextRows(request, begin, end)) > config_.max_logits_rows;
   return ContextChunk(request, begin, budget_, may_cut) > 0;

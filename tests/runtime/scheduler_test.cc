@@ -313,7 +313,6 @@ void TestEqualProgress() {
   STEP(w, "c1:8 c3:4 g2");  // 15: 4 each, then 4 more
   w.Add(9, 2);
   STEP(w, "c1:4 c3:8 c4:4");
-  // Less than a block for each: whose turn it was not comes next.
   config = Config(PSM_GUARANTEED_NO_EVICT, 4, 8);
   config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
   World v(100, config);
@@ -324,7 +323,14 @@ void TestEqualProgress() {
   STEP(v, "c1:4 c2:4");
   STEP(v, "c1:4 c2:4");
   STEP(v, "c3:8");
-  ;
+  config = Config(PSM_GUARANTEED_NO_EVICT, 4, 7);
+  config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
+  World u(100, config);
+  u.Add(6, 1);
+  u.Add(20, 1);
+  STEP(u, "c1:6");  // 3 are left for the second: less than a block, so it does not start
+  CHECK(u.scheduler.running().empty());
+  STEP(u, "c2:4");
 }
 
 // Contexts that wait for each other's blocks: the last started gives way.
@@ -477,6 +483,127 @@ void TestSharedBlocksCountOnce() {
   while (!w.scheduler.idle()) w.Step();
 }
 
+// What generating requests may need later is promised to nobody, but what a context needs is: one
+// of lower rank gives way rather than take it.
+void TestContextKeepsItsBlocks() {
+  World w(10, Config(PSM_MAX_UTILIZATION, 8, 8));
+  Request* low = w.Add(7, 20, 0.1f);
+  STEP(w, "c1:7");
+  Request* high = w.Add(27, 4, 0.9f);  // 7 blocks; 8 are free
+  for (int i = 0; i < 5; ++i) STEP(w, "c2:4 g1");
+  CHECK(w.kv.num_free() == 2);  // its last two
+  STEP(w, "c2:7");              // position 12 of the other would take one of them
+  CHECK(low->state == RequestState::kPaused && high->stats.num_pauses == 0);
+  while (high->state != RequestState::kRetired) STEP(w, "g2");
+  CHECK(w.Step().substr(0, 2) == "c1");
+}
+
+// If blocks went missing all the same, contexts would not wait for each other for ever.
+void TestMissingBlocks() {
+  SchedulerConfig config = Config(PSM_MAX_UTILIZATION, 8, 8);
+  config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
+  World w(8, config);
+  w.Add(12, 2);
+  w.Add(12, 2);
+  STEP(w, "c1:4 c2:4");
+  KvSequence thief;
+  w.kv.Extend(&thief, 6 * kBlock);
+  const StepPlan& plan = w.scheduler.Next();
+  CHECK(plan.num_paused == 1 && plan.context.size() == 1 && plan.context[0].request->id == 1);
+  CHECK(plan.context[0].num_tokens == 4);
+  w.kv.Release(&thief);
+}
+
+// What the first in line needs has become less, since another one computed it.
+void TestBlockedHeadFindsItsPrefix() {
+  World w(20, Config(PSM_GUARANTEED_NO_EVICT, 8, 64));
+  Request* short_one = w.Add(4, 12);  // 4 blocks
+  w.Add(4, 28);                       // 8
+  w.Add(Tokens(32), 4, 0.1f);         // 9, and 8 are left
+  STEP(w, "c1:4 c2:4");
+  w.Add(Tokens(24), 4, 0.9f);  // 7
+  STEP(w, "c4:24 g1 g2");
+  STEP(w, "g4 g1 g2");
+  w.End(short_one);
+  STEP(w, "c3:8 g4 g2");  // 5 are free, fewer than when it did not fit; it needs 3
+}
+
+// One that computes cached blocks again, for its rows, is at work on what follows them all the
+// same.
+void TestWaitsForWhatFollowsTheCached() {
+  World w(40, Config(PSM_GUARANTEED_NO_EVICT, 4, 64));
+  w.Add(Tokens(18), 1);
+  STEP(w, "c1:18");
+  Request* rows = w.Make(Tokens(26), 3);
+  rows->return_context_logits = true;
+  w.scheduler.Add(rows);
+  Request* same = w.Add(Tokens(26), 2);
+  STEP(w, "c2:26");
+  CHECK(same->sched.waits_for == rows);
+  STEP(w, "c3:1 g2");
+}
+
+// Less than a block for each: whose turn it was not comes next.
+void TestTurns() {
+  SchedulerConfig config = Config(PSM_GUARANTEED_NO_EVICT, 4, 8);
+  config.chunking_policy = PSM_CHUNK_EQUAL_PROGRESS;
+  World w(100, config);
+  w.Add(Tokens(5), 1);
+  STEP(w, "c1:5");
+  for (int i = 1; i <= 3; ++i) {  // three tokens are copied, so that one fills the first block
+    std::vector<int32_t> prompt = Tokens(16);
+    prompt[3] = -i;
+    w.Add(prompt, 1);
+  }
+  STEP(w, "c2:5 c3:1 c4:1");
+  STEP(w, "c2:4 c3:4");
+  STEP(w, "c4:4 c2:4");
+  STEP(w, "c4:4 c3:4");  // the second is done
+}
+
+// A context that could not place its first token would be paused at once.
+void TestStartsWithItsFirstToken() {
+  World w(4, Config(PSM_MAX_UTILIZATION, 8, 32));
+  w.Add(5, 3);
+  w.Add(8, 4);  // 2 blocks, and one for position 8
+  STEP(w, "c1:5");
+  STEP(w, "g1");
+  STEP(w, "g1");
+  STEP(w, "c2:8");
+}
+
+// RECOMPUTE: a paused request's blocks are dropped when their memory is wanted, not moved.
+void TestPausePolicy() {
+  for (int32_t policy : {PSM_PAUSE_AUTO, PSM_PAUSE_SWAP, PSM_PAUSE_RECOMPUTE}) {
+    SchedulerConfig config = Config(PSM_MAX_UTILIZATION, 8, 32);
+    config.pause_policy = policy;
+    World w(Pool(6, 6), config);
+    w.kv.SetCosts(1.0, 100.0);
+    Request* first = w.Add(8, 12);
+    Request* second = w.Add(8, 12);
+    while (first->state != RequestState::kRetired) w.Step();
+    CHECK(second->stats.num_pauses == 1);
+    CHECK((w.kv.num_offloaded() == 0) == (policy == PSM_PAUSE_RECOMPUTE));
+    while (!w.scheduler.idle()) w.Step();
+    CHECK(second->stats.reused_blocks == (policy == PSM_PAUSE_RECOMPUTE ? 1 : 3));
+  }
+}
+
+// A step does not look through a long line of those who wait for the same.
+void TestPutsOffSoManyInAStep() {
+  World w(100, Config(PSM_GUARANTEED_NO_EVICT, 3, 64));
+  for (int i = 0; i < 10; ++i) w.Add(Tokens(20), 4);
+  const auto num_put_off = [&] {
+    int n = 0;
+    for (const auto& request : w.all) n += request->sched.waits_for != nullptr;
+    return n;
+  };
+  STEP(w, "c1:20");
+  CHECK(num_put_off() == 3);
+  STEP(w, "c2:1 c3:1 g1");
+  CHECK(num_put_off() == 0 && w.scheduler.num_queued() == 7);
+}
+
 void TestForEachRemoves() {
   World w(100, Config(PSM_GUARANTEED_NO_EVICT, 2, 64));
   for (int i = 0; i < 3; ++i) w.Add(Tokens(9), 3);
@@ -521,6 +648,14 @@ int main() {
   TestTenants();
   TestBlockedHead();
   TestSharedBlocksCountOnce();
+  TestContextKeepsItsBlocks();
+  TestMissingBlocks();
+  TestBlockedHeadFindsItsPrefix();
+  TestWaitsForWhatFollowsTheCached();
+  TestTurns();
+  TestStartsWithItsFirstToken();
+  TestPausePolicy();
+  TestPutsOffSoManyInAStep();
   TestForEachRemoves();
   return 0;
 }

@@ -191,6 +191,8 @@ struct World {
     }
     CHECK(tokens <= config.max_num_tokens && rows <= config.max_logits_rows);
     CHECK(slots <= config.max_batch_size);
+    // Nobody comes straight back from a pause.
+    CHECK(plan.num_paused == 0 || plan.num_started == 0);
     // Every generating request has its token before the contexts have any.
     size_t generating = 0;
     for (const Request* request : scheduler.running()) generating += !request->in_context();
