@@ -313,10 +313,10 @@ void Engine::Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns) {
     published_ = stats_.totals();
     if (ran) iterations_.Push(record);
   }
-  retired_.clear();
-  dead_.clear();
   events_.Push(new_events_);
   new_events_.clear();
+  retired_.clear();
+  dead_.clear();  // last: a guide's close may take its time
 }
 
 }  // namespace plansmith

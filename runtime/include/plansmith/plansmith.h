@@ -148,7 +148,8 @@ typedef struct psm_batch {
   const int32_t* query_lens;    /* [B] >= 1 */
   const int32_t* kv_lens;       /* [B] positions held after this step, >= query_lens[b] */
   const int32_t* cu_query_lens; /* [B+1] cumulative query_lens, from 0 */
-  const int32_t* block_table;   /* [B, stride] blocks in position order; unused entries -1 */
+  const int32_t* block_table;   /* [B, stride] blocks in position order; behind those of kv_lens:
+                                   blocks set aside for later, then -1 */
   const int32_t* logits_rows;   /* [R] rows (0..T-1) whose logits are wanted, ascending */
   const int32_t* adapter_slots; /* [B] slot of load_adapter, -1 = none; NULL = none at all */
 } psm_batch;
