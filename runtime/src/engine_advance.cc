@@ -244,12 +244,14 @@ void Engine::Retire(Request* request) {
   scheduler_.Remove(request);
   if (request->beams != nullptr) request->beams->Release(&kv_);
   request->state = RequestState::kRetired;
-  if (request->prefix_key.private_id != 0) kv_.Forget(request->prefix_key);
   request->stats.num_prompt_tokens = request->num_prompt;
   request->stats.num_generated_tokens = request->num_output();
   stats_.AddRetired(request->stats);
   retired_.push_back(request);
-  --request->group->num_open;
+  // Its sequences share until the last of them ends.
+  if (--request->group->num_open == 0 && request->prefix_key.private_id != 0) {
+    kv_.Forget(request->prefix_key);
+  }
   num_ended_requests_ += request->group->num_open == 0;
 }
 
