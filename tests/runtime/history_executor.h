@@ -97,6 +97,9 @@ class Executor {
   int32_t max_step_tokens = 1 << 30;  // more in a step is an error
   int64_t fail_every = 0;             // steps fail, 0 = never
   int64_t nan_every = 0;              // steps whose first row has a NaN
+  // A step moves the clock by fixed_ns + per_token_ns for each token.
+  int64_t* clock_ns = nullptr;
+  int64_t fixed_ns = 0, per_token_ns = 0;
   int32_t num_closed = 0;
   char error[160] = "";
 
@@ -124,6 +127,7 @@ class Executor {
 
   psm_status Step(const psm_batch& b, const float** logits) {
     ++num_steps;
+    if (clock_ns != nullptr) *clock_ns += fixed_ns + per_token_ns * b.num_tokens;
     max_tokens_seen = std::max(max_tokens_seen, b.num_tokens);
     max_seqs_seen = std::max(max_seqs_seen, b.num_seqs);
     if (fail_every > 0 && num_steps % fail_every == 0) {

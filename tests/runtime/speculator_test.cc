@@ -399,6 +399,61 @@ void TestGuides() {
   }
 }
 
+int64_t test_clock_ns = 0;
+
+// Costs of a step of target and draft, ns.
+struct Machine {
+  int64_t target_fixed, target_per_token, draft_fixed, draft_per_token;
+};
+
+// How long 6 requests take together, on a machine whose clock is its costs, and the drafts.
+int64_t TimeOn(const Machine& machine, int32_t mode, int32_t adaptive, float noise,
+               int64_t* num_drafted) {
+  Setup setup;
+  setup.Mode(mode).noise = noise;
+  setup.options.adaptive_draft_len = adaptive;
+  setup.options.max_draft_len = 7;
+  Engine engine(setup);
+  engine.now_ns = [](void*) { return test_clock_ns; };
+  engine.target.clock_ns = engine.draft.clock_ns = &test_clock_ns;
+  engine.target.fixed_ns = machine.target_fixed;
+  engine.target.per_token_ns = machine.target_per_token;
+  engine.draft.fixed_ns = machine.draft_fixed;
+  engine.draft.per_token_ns = machine.draft_per_token;
+  std::vector<Ask> asks(6);
+  const int64_t begin_ns = test_clock_ns;
+  for (size_t i = 0; i < asks.size(); ++i) {
+    asks[i].prompt = {9, static_cast<int32_t>(i)};
+    asks[i].request.max_tokens = 150;
+    asks[i].request.temperature = 0.0f;
+    engine.Submit(&asks[i]);
+  }
+  engine.Drain();
+  *num_drafted = static_cast<int64_t>(engine.Stats().num_draft_tokens);
+  return test_clock_ns - begin_ns;
+}
+
+// Lengths that follow acceptance and cost are about as good as no drafts where drafts are bad, and
+// about as good as long ones where those are good.
+void TestAdapts() {
+  const Machine memory_bound = {10000000, 10000, 1000000, 1000};
+  const Machine compute_bound = {10000, 1000000, 1000, 100000};
+  int64_t drafted;
+  for (const Machine& machine : {memory_bound, compute_bound}) {
+    for (const float noise : {0.0f, 100.0f}) {
+      const int64_t off = TimeOn(machine, PSM_DRAFT_OFF, 0, noise, &drafted);
+      const int64_t fixed = TimeOn(machine, PSM_DRAFT_MODEL, 0, noise, &drafted);
+      const int64_t adaptive = TimeOn(machine, PSM_DRAFT_MODEL, 1, noise, &drafted);
+      printf("%s-bound, %s draft: %.2f s without, %.2f fixed, %.2f adaptive (%lld drafted)\n",
+             machine.target_fixed > machine.target_per_token ? "memory" : "compute",
+             noise == 0.0f ? "perfect" : "useless", static_cast<double>(off) / 1e9,
+             static_cast<double>(fixed) / 1e9, static_cast<double>(adaptive) / 1e9,
+             static_cast<long long>(drafted));
+      CHECK(static_cast<double>(adaptive) <= 1.15 * static_cast<double>(std::min(off, fixed)));
+    }
+  }
+}
+
 // Steps in the middle of long outputs, drafts and all.
 void TestAllocatesNothing() {
   for (const int32_t mode : {PSM_DRAFT_MODEL, PSM_DRAFT_NGRAM}) {
@@ -446,6 +501,7 @@ int main() {
   TestSharedPromptIsCaughtUpOnce();
   TestWhoGetsNone();
   TestGuides();
+  TestAdapts();
   TestAllocatesNothing();
   return 0;
 }
