@@ -262,7 +262,8 @@ typedef struct psm_simulated_options {
   double overhead_us;           /* of a step: launches, synchronisation */
   uint64_t seed;                /* of its tokens: the model */
   /* For a draft: the share (0..1) of positions at which it agrees with the model of draft_of_seed.
-   * 0 with draft_of_seed 0 = not a draft. */
+   * 0 with draft_of_seed 0 = not a draft. A draft's time passes on its target's clock: create the
+   * target first. */
   double draft_agreement;
   uint64_t draft_of_seed;
 } psm_simulated_options;
