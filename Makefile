@@ -24,7 +24,7 @@ SOURCES := $(shell find builder runtime plugins cli -type f -not -path '*/__pyca
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
-	bench bench-kernels bench-accuracy bench-peers wheel clean
+	bench bench-kernels bench-accuracy bench-peers bench-runtime wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -119,7 +119,7 @@ typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 
 # ---------------------------------------------------------------- measurements
 
-bench: bench-accuracy bench-peers  ## all measurements that docs/benchmarks.md shows
+bench: bench-accuracy bench-peers bench-runtime  ## all measurements that docs/benchmarks.md shows
 
 bench-accuracy: build $(VENV)/.test-deps  ## logits, tokens and KL against transformers; batch invariance, memory, start, KV waste
 	$(PY) bench/accuracy.py
@@ -129,6 +129,12 @@ bench-accuracy: build $(VENV)/.test-deps  ## logits, tokens and KL against trans
 
 bench-peers: build $(VENV)/.test-deps  ## throughput beside OpenVINO GenAI and transformers, in one run
 	$(PY) bench/throughput.py
+
+bench-runtime: build $(VENV)/.test-deps  ## prefix reuse, speculation, structured output, scheduler cost and policies
+	$(PY) bench/prefix_reuse.py
+	$(PY) bench/speculation.py
+	$(PY) bench/guided.py
+	$(PY) bench/scheduler.py
 
 bench-kernels: $(VENV)/.made  ## GB/s and GFLOP/s of the CPU kernels
 	$(BIN)/cmake -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_BENCH=ON
