@@ -1,197 +1,122 @@
-"""Engine.open with drafts: the engine's own, another engine's, n-grams; and drafts that do not fit."""
+"""Speculation on real plans: with its quantized builds or n-grams for drafts, a target gives its own tokens."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plansmith.builder.build import build_engine, plan_build
-from plansmith.runtime import errors
 from plansmith.runtime.engine import Engine, SamplingParams
-from plansmith.runtime.manifest import hash_entries, load_manifest
-from tiny_engines import LIMITS
+from plansmith.runtime.request import Completion
 
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-PROMPTS = [[1, 5, 9, 33], list(range(10, 80)), [77], [8] * 9, [1, 2, 3] * 11]
 GetPath = Callable[..., Path]
-SHORT = {"max_seq_len": 64, "max_input_len": 64}
+# A beginning that is shared, repetition for the n-gram lookup, and prompts longer than a step takes.
+PROMPTS = [
+    [1, 5, 9, 33],
+    [*range(10, 74), 7],
+    [*range(10, 74), 8, 8],
+    [1, 2, 3] * 14,
+    [77],
+    [4, 9, 4, 9, 4, 9, 4],
+]
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=2),
+    "sampled": SamplingParams(max_tokens=40, temperature=0.8, seed=5, ignore_eos=True),
+    "filtered": SamplingParams(max_tokens=40, temperature=1.2, top_p=0.9, top_k=30, min_p=0.02, seed=6),
+    "penalties": SamplingParams(
+        max_tokens=40, temperature=0.7, top_p=0.95, seed=7, repetition_penalty=1.3, frequency_penalty=0.3
+    ),
+    "several": SamplingParams(max_tokens=30, temperature=0.9, seed=8, n=3, min_tokens=8),
+    "stops": SamplingParams(
+        max_tokens=40, temperature=0.9, seed=9, stop_token_ids=[3, 17], bad_words=[[5, 6]]
+    ),
+}
+SPECULATING: dict[str, dict[str, Any]] = {
+    "int8": {"speculation": "model"},
+    "int4": {"speculation": "model"},
+    "ngram": {"speculation": "ngram", "ngram_min": 1},
+}
+
+
+def key(completion: Completion) -> list[tuple[Any, ...]]:
+    return [(o.token_ids, o.text, o.finish_reason, o.logprobs) for o in completion.outputs]
+
+
+def speculate(tiny_engine: GetPath, how: str, **options: Any) -> Engine:
+    draft = {} if how == "ngram" else {"draft": tiny_engine("llama", how)}
+    options = {"num_threads": 1, "max_num_tokens": 24, "adaptive_draft_len": False, **options}
+    return Engine.open(tiny_engine("llama"), **draft, **SPECULATING[how], **options)
 
 
 @pytest.fixture(scope="module")
-def drafted(tiny_checkpoint: GetPath, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An fp32 engine with its int8 draft, which nearly always agrees, even with random weights."""
-    out = tmp_path_factory.mktemp("drafted") / "engine"
-    plan = plan_build(tiny_checkpoint("llama"), ["cpu"], precision="fp32", limits=dict(LIMITS), draft="int8")
-    build_engine(plan, out)
-    return out
+def alone(tiny_engine: GetPath) -> dict[str, list[list[tuple[Any, ...]]]]:
+    with Engine.open(tiny_engine("llama"), speculation="off", num_threads=1) as engine:
+        return {name: [key(c) for c in engine.generate(PROMPTS, p)] for name, p in PARAMS.items()}
 
 
-def engine_of(checkpoint: Path, out: Path, **limits: int) -> Path:
-    plan = plan_build(checkpoint, ["cpu"], precision="int8", limits={**LIMITS, **limits})
-    build_engine(plan, out)
-    return out
-
-
-def run(path: Path, params: Any = GREEDY, **options: Any) -> tuple[list[tuple[int, ...]], Any]:
-    with Engine.open(path, num_threads=1, adaptive_draft_len=False, **options) as engine:
-        completions = engine.generate(PROMPTS, params)
-        return [o.token_ids for c in completions for o in c.outputs], engine.stats()
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        GREEDY,
-        dataclasses.replace(GREEDY, temperature=1.0, seed=3, n=2),
-        dataclasses.replace(
-            GREEDY, temperature=0.8, seed=4, top_p=0.9, repetition_penalty=1.2, logit_bias={5: 2.0}
-        ),
-    ],
-)
-def test_an_engines_own_draft_opens_by_itself_and_changes_no_token(
-    drafted: Path, params: SamplingParams
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("how", list(SPECULATING))
+def test_every_kind_of_request_has_the_targets_own_tokens(
+    tiny_engine: GetPath, alone: dict[str, list[list[tuple[Any, ...]]]], how: str, adaptive: bool
 ) -> None:
-    plain, without = run(drafted, params, speculation="off")
-    tokens, stats = run(drafted, params)
-    assert tokens == plain and without.num_draft_tokens == 0
-    assert stats.num_accepted_draft_tokens > 0 and stats.acceptance_length > 1
-    assert stats.iter < without.iter
-    ngram, stats = run(drafted, params, speculation="ngram")
-    assert ngram == plain and stats.draft_overhead < 1
+    with speculate(tiny_engine, how, adaptive_draft_len=adaptive, max_draft_len=5) as engine:
+        for name, params in PARAMS.items():
+            assert [key(c) for c in engine.generate(PROMPTS, params)] == alone[name], name
+        stats = engine.stats()
+    assert stats.num_failed_drafts == 0
+    if not adaptive:
+        assert stats.num_accepted_draft_tokens > 0
 
 
-def test_another_engine_drafts(drafted: Path, tiny_engine: GetPath) -> None:
-    target = tiny_engine("llama", "fp32")
-    plain, _ = run(target)
-    tokens, stats = run(target, draft=tiny_engine("llama", "int8"), speculation="model", max_draft_len=3)
-    assert tokens == plain and stats.num_accepted_draft_tokens > 0
-    tokens, stats = run(drafted, draft=tiny_engine("llama", "int4"))  # before its own
-    assert tokens == plain and stats.num_draft_tokens > 0
-
-
-def test_a_model_is_wanted_and_there_is_none(tiny_engine: GetPath) -> None:
-    with pytest.raises(
-        errors.InvalidArgumentError, match=r"no draft for cpu; add one with: plansmith build .*--draft int4"
-    ):
-        Engine.open(tiny_engine("llama"), speculation="model")
-    assert run(tiny_engine("llama"))[1].num_draft_tokens == 0
-
-
-@pytest.mark.parametrize("speculation", ["off", "ngram"])
-def test_a_draft_that_is_not_used_contradicts(tiny_engine: GetPath, speculation: str) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="which it does not use"):
-        Engine.open(tiny_engine("llama"), draft=tiny_engine("llama", "int8"), speculation=speculation)
-
-
-def test_an_unknown_speculation_is_refused(tiny_engine: GetPath) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="must be one of auto, off, ngram, model"):
-        Engine.open(tiny_engine("llama"), speculation="medusa")
-
-
-@pytest.mark.parametrize(
-    ("limits", "text"),
-    [
-        ({"tokens_per_block": 16}, r"tokens_per_block 16, the engine has 8.*--tokens-per-block 8"),
-        (
-            {"max_seq_len": 64, "max_input_len": 64},
-            r"max_seq_len 64, the engine needs 128.*--max-seq-len 128",
-        ),
-        ({"max_batch_size": 4}, r"max_batch_size 4, the engine needs 8.*--max-batch-size 8"),
-        (
-            {"max_batch_size": 4, "max_num_tokens": 4},
-            r"max_batch_size 4, .*--max-batch-size 8 --max-num-tokens 32",
-        ),
-    ],
-)
-def test_a_draft_that_is_too_small_says_what_to_build(
-    tiny_checkpoint: GetPath, tiny_engine: GetPath, tmp_path: Path, limits: dict[str, int], text: str
+@pytest.mark.parametrize("how", list(SPECULATING))
+def test_pauses_in_a_small_pool_change_nothing(
+    tiny_engine: GetPath, alone: dict[str, list[list[tuple[Any, ...]]]], how: str
 ) -> None:
-    draft = engine_of(tiny_checkpoint("llama"), tmp_path / "draft", **limits)
-    with pytest.raises(errors.InvalidArgumentError, match=text) as caught:
-        Engine.open(tiny_engine("llama"), draft=draft)
-    command = str(caught.value).partition("rebuild it with: ")[2].split()
-    assert command[:2] == ["plansmith", "build"] and str(tmp_path / "draft") in command
-    if limits == {"max_batch_size": 4}:  # the engine may be narrowed instead
-        Engine.open(tiny_engine("llama"), draft=draft, max_batch_size=4, num_threads=1).close()
+    with speculate(tiny_engine, how) as engine:
+        info = engine.model_info
+    blocks = 2 * -(-info.max_seq_len // info.tokens_per_block)
+    # Target and draft have equal pools of the same float32 K and V.
+    bytes_each = info.kv_bytes_per_block * (1 if how == "ngram" else 2)
+    small = {"scheduler_policy": "max_utilization", "kv_cache_bytes": blocks * bytes_each}
+    with speculate(tiny_engine, how, **small) as engine:
+        for name in ("greedy", "penalties"):
+            assert [key(c) for c in engine.generate(PROMPTS, PARAMS[name])] == alone[name]
 
 
-def test_the_command_of_the_message_mends_it(
-    tiny_checkpoint: GetPath, tiny_engine: GetPath, tmp_path: Path
-) -> None:
-    from plansmith.cli import main
-
-    draft = engine_of(tiny_checkpoint("llama"), tmp_path / "draft", tokens_per_block=16, **SHORT)
-    with pytest.raises(errors.InvalidArgumentError) as caught:
-        Engine.open(tiny_engine("llama"), draft=draft)
-    command = str(caught.value).partition("rebuild it with: plansmith ")[2].split()
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code in (0, None)
-    assert run(tiny_engine("llama"), draft=draft)[1].num_accepted_draft_tokens > 0
+def test_a_draft_of_the_same_weights_is_accepted(tiny_engine: GetPath) -> None:
+    draft = tiny_engine("llama", "fp32")
+    options = {"num_threads": 1, "adaptive_draft_len": False, "max_draft_len": 4}
+    with Engine.open(tiny_engine("llama"), draft=draft, **options) as engine:
+        for params in (PARAMS["greedy"], PARAMS["sampled"], PARAMS["penalties"]):
+            engine.generate(PROMPTS, dataclasses.replace(params, ignore_eos=True))
+        stats = engine.stats()
+    assert stats.num_draft_tokens > 300
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens
+    assert stats.acceptance_length > 4
 
 
-def test_another_vocabulary_is_refused(drafted: Path, tmp_path: Path, tiny_checkpoint: GetPath) -> None:
-    other = engine_of(tiny_checkpoint("qwen3"), tmp_path / "qwen3")
-    if load_manifest(other).model.vocab_size == load_manifest(drafted).model.vocab_size:
-        other = _with_vocab_size(other, 1000)
-    with pytest.raises(
-        errors.InvalidArgumentError, match=r"has vocab_size \d+, the engine in .* has \d+.*--draft int4"
-    ):
-        Engine.open(drafted, draft=other)
+def test_a_stream_has_the_same_text_and_can_be_cancelled(tiny_engine: GetPath) -> None:
+    params = dataclasses.replace(PARAMS["sampled"], max_tokens=60)
+    with Engine.open(tiny_engine("llama"), speculation="off", num_threads=1) as engine:
+        want = engine.generate([PROMPTS[3]], params)[0]
+    with speculate(tiny_engine, "int8", max_draft_len=3) as engine:
+        assert "".join(delta.text for delta in engine.stream(PROMPTS[3], params)) == want.text
+        stream = engine.stream(PROMPTS[3], params)
+        first = next(stream)
+        stream.close()
+        assert want.text.startswith(first.text)
+        assert engine.generate([PROMPTS[3]], params)[0].token_ids == want.token_ids
+        assert engine.stats().used_num_blocks == 0
 
 
-def _with_vocab_size(path: Path, size: int) -> Path:
-    manifest = load_manifest(path)
-    model = dataclasses.replace(manifest.model, vocab_size=size)
-    (path / "manifest.json").write_text(dataclasses.replace(manifest, model=model).to_text())
-    return path
-
-
-def _with_tokenizer(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Change tokenizer.json, and the manifest's hashes with it, as a build of such a checkpoint would have them."""
-    from plansmith.builder.engine_dir import describe_file
-
-    file = path / "tokenizer" / "tokenizer.json"
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    manifest = load_manifest(path)
-    files = tuple(describe_file(path, path / one.path) for one in manifest.tokenizer.files)
-    entry = dataclasses.replace(manifest.tokenizer, files=files, sha256=hash_entries(files))
-    (path / "manifest.json").write_text(dataclasses.replace(manifest, tokenizer=entry).to_text())
-    return path
-
-
-def test_the_same_number_of_other_tokens_is_refused_by_name(drafted: Path, tmp_path: Path) -> None:
-    def swap(content: dict[str, Any]) -> None:
-        vocab = content["model"]["vocab"]
-        a, b = sorted(vocab, key=vocab.__getitem__)[10:12]
-        vocab[a], vocab[b] = vocab[b], vocab[a]
-
-    other = shutil.copytree(drafted, tmp_path / "other")
-    _with_tokenizer(other, swap)
-    text = r"another tokenizer \(2 tokens differ\), in which .* is the id \d+, the engine .* has \d+.*--draft int4"
-    with pytest.raises(errors.InvalidArgumentError, match=text):
-        Engine.open(drafted, draft=other)
-
-
-def test_a_tokenizer_that_differs_in_what_is_no_vocabulary_is_taken(drafted: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(drafted, tmp_path / "other")
-    _with_tokenizer(other, lambda content: content["added_tokens"].reverse())
-    Engine.open(drafted, draft=other, num_threads=1).close()
-
-
-def test_a_damaged_draft_is_an_engine_file_error(drafted: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(drafted, tmp_path / "other")
-    plan = other / "targets/cpu/draft/model.plan"
-    plan.write_bytes(plan.read_bytes()[:-64])
-    with pytest.raises(errors.EngineFileError, match=r"draft of target cpu .*--draft int8 --force"):
-        Engine.open(other)
-    plan.unlink()
-    with pytest.raises(errors.EngineFileError, match="is missing"):
-        Engine.open(other, speculation="off")
+def test_drafts_find_a_shared_prompt_computed(tiny_engine: GetPath) -> None:
+    prompt, params = PROMPTS[1], PARAMS["greedy"]
+    with speculate(tiny_engine, "int8") as engine:
+        first = engine.generate([prompt], params)[0]
+        second = engine.generate([prompt], params)[0]
+    assert second.token_ids == first.token_ids
+    assert second.stats.reused_tokens > 0
+    # The first one's drafts had to wait until the draft had computed the prompt, some chunks long.
+    assert second.stats.num_decode_iters < first.stats.num_decode_iters
