@@ -61,7 +61,8 @@ class EngineOptions:
 
     chunking_policy : "first_come_first_served" or "equal_progress", when prompts do not all fit a step
     pause_policy : "auto", "recompute" or "swap", which needs host_cache_bytes
-    max_tenant_share : most of max_batch_size that one tenant may hold while others of its priority wait; (0, 1]
+    max_tenant_share : share of max_batch_size up to which a tenant comes before those of its priority that hold
+                       theirs; when all who wait do, the one that holds the fewest is next; (0, 1]
 
     draft_mode : "off", "model" (draft_executor proposes) or "ngram" (what followed the same tokens before)
     max_draft_len : most draft tokens of a sequence in a step; 0 = 8

@@ -29,6 +29,14 @@ struct ByFirstId {
   }
 };
 
+// The first ids decide only between equals.
+struct ByHeld {
+  static HeapLinks<WaitingBucket>& Links(WaitingBucket* b) { return b->links; }
+  static bool Before(const WaitingBucket* a, const WaitingBucket* b) {
+    return a->num_held != b->num_held ? a->num_held < b->num_held : ByFirstId::Before(a, b);
+  }
+};
+
 struct ByPriority {
   static HeapLinks<Level>& Links(Level* l) { return l->links; }
   static bool Before(const Level* a, const Level* b) { return a->priority > b->priority; }
@@ -37,6 +45,7 @@ struct ByPriority {
 using RequestHeap = LeftistHeap<Request, ById>;
 using PutOffHeap = LeftistHeap<Request, ByWaitUntil>;
 using BucketHeap = LeftistHeap<WaitingBucket, ByFirstId>;
+using CappedHeap = LeftistHeap<WaitingBucket, ByHeld>;
 using LevelHeap = LeftistHeap<Level, ByPriority>;
 
 [[noreturn]] void Broken(const char* what) {
@@ -85,7 +94,11 @@ void WaitingQueue::Leave(Request* request) {
 void WaitingQueue::Detach(WaitingBucket* bucket) {
   if (bucket->waiting == nullptr) return;
   Level* level = bucket->level;
-  BucketHeap::Remove(bucket->is_capped ? &level->capped : &level->open, bucket);
+  if (bucket->is_capped) {
+    CappedHeap::Remove(&level->capped, bucket);
+  } else {
+    BucketHeap::Remove(&level->open, bucket);
+  }
   bucket->is_capped = false;
   if (--level->num_buckets == 0) LevelHeap::Remove(&levels_, level);
 }
@@ -120,7 +133,7 @@ void WaitingQueue::Remove(Request* request) {
   Attach(bucket);
 }
 
-bool WaitingQueue::MayStart(const WaitingBucket& bucket) const {
+bool WaitingQueue::IsBelowShare(const WaitingBucket& bucket) const {
   const int32_t held = bucket.tenant->num_slots;
   return held == 0 || held + bucket.waiting->width() <= max_slots_;
 }
@@ -128,25 +141,38 @@ bool WaitingQueue::MayStart(const WaitingBucket& bucket) const {
 void WaitingQueue::Reopen(Level* level) {
   while (level->capped != nullptr) {
     WaitingBucket* bucket = level->capped;
-    BucketHeap::Remove(&level->capped, bucket);
+    CappedHeap::Remove(&level->capped, bucket);
     bucket->is_capped = false;
     BucketHeap::Push(&level->open, bucket);
   }
   level->looked_at = num_gave_;
 }
 
+void WaitingQueue::Cap(Level* level, WaitingBucket* bucket) {
+  bucket->is_capped = true;
+  bucket->num_held = bucket->tenant->num_slots;
+  CappedHeap::Push(&level->capped, bucket);
+}
+
 Request* WaitingQueue::Next() {
   Level* level = levels_;
   if (level == nullptr) return nullptr;
-  if (level->num_buckets == 1 || level->looked_at != num_gave_) Reopen(level);
-  if (level->num_buckets == 1) return level->open->waiting;
-  while (level->open != nullptr && !MayStart(*level->open)) {
-    WaitingBucket* bucket = level->open;
-    BucketHeap::Remove(&level->open, bucket);
-    bucket->is_capped = true;
-    BucketHeap::Push(&level->capped, bucket);
+  if (level->looked_at != num_gave_) Reopen(level);
+  while (level->open != nullptr && !IsBelowShare(*level->open)) {
+    WaitingBucket* first = level->open;
+    BucketHeap::Remove(&level->open, first);
+    Cap(level, first);
   }
-  return level->open == nullptr ? nullptr : level->open->waiting;
+  if (level->open != nullptr) return level->open->waiting;
+  // A tenant may have taken slots for another priority since: then it stands too far ahead, so the
+  // first whose number is right is the first.
+  WaitingBucket* bucket = level->capped;
+  while (bucket->num_held != bucket->tenant->num_slots) {
+    CappedHeap::Remove(&level->capped, bucket);
+    Cap(level, bucket);
+    bucket = level->capped;
+  }
+  return bucket->waiting;
 }
 
 void WaitingQueue::AddSlots(const Request& request, int32_t num_slots) {
@@ -180,7 +206,9 @@ int32_t WaitingQueue::CheckLevel(const Level& level,
     BucketHeap::ForEach(root, [&](const WaitingBucket* bucket) {
       ++num_buckets;
       if (bucket->level != &level || bucket->is_capped != (root == level.capped) ||
-          bucket->waiting == nullptr) {
+          bucket->waiting == nullptr ||
+          (bucket->is_capped && level.looked_at == num_gave_ &&
+           bucket->num_held > bucket->tenant->num_slots)) {
         Broken("a bucket is in the wrong place");
       }
       RequestHeap::ForEach(bucket->waiting, [&](const Request* request) {

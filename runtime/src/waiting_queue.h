@@ -25,6 +25,7 @@ struct WaitingBucket {
   int32_t num_members = 0;     // requests that belong here, waiting or not
   Request* waiting = nullptr;  // heap by id
   bool is_capped = false;      // in level->capped
+  int32_t num_held = 0;        // slots its tenant held when it was put there
   HeapLinks<WaitingBucket> links;
 };
 
@@ -34,8 +35,8 @@ struct Level {
   int32_t num_members = 0;
   int32_t num_buckets = 0;          // with somebody waiting
   WaitingBucket* open = nullptr;    // heap by the first request's id
-  WaitingBucket* capped = nullptr;  // their tenants hold their share; looked at again when one lets
-  uint64_t looked_at = 0;           // go of slots
+  WaitingBucket* capped = nullptr;  // their tenants hold their share: heap by how much that was;
+  uint64_t looked_at = 0;           // all looked at again when one lets go of slots
   HeapLinks<Level> links;
 };
 
@@ -89,10 +90,11 @@ class SpareNodes {
   std::vector<typename Map::node_type> nodes_;
 };
 
-// Within a priority, a tenant that would get more than its share of the slots steps aside while
-// another tenant's requests wait; when all who wait hold their share, nobody starts. A tenant
-// without a slot may always have one request. O(log n) at worst for each operation, and for each
-// start at most as many looks as there are running tenants. Borrows the requests.
+// Within a priority, a tenant that would get more than its share of the slots steps aside for those
+// that would not; these go by arrival. When none would, the one that holds the fewest slots is
+// next: shares say who goes first and leave no slot empty. A tenant without a slot is always below
+// its share. O(log n) at worst for each operation, and for each start at most as many looks as
+// there are running tenants. Borrows the requests.
 class WaitingQueue {
  public:
   WaitingQueue(int32_t max_slots, float max_tenant_share);
@@ -105,7 +107,7 @@ class WaitingQueue {
 
   void Push(Request* request);
   void Remove(Request* request);  // one that waits
-  // Who starts next, NULL for nobody; stays in the queue.
+  // Who starts next, NULL when nobody waits; stays in the queue.
   Request* Next();
   bool empty() const { return levels_ == nullptr; }
 
@@ -124,17 +126,18 @@ class WaitingQueue {
   void CheckInvariants(const std::function<void(const Request*)>& visit) const;
 
  private:
-  bool MayStart(const WaitingBucket& bucket) const;
+  bool IsBelowShare(const WaitingBucket& bucket) const;
   void Attach(WaitingBucket* bucket);
   void Detach(WaitingBucket* bucket);
   void Reopen(Level* level);
+  static void Cap(Level* level, WaitingBucket* bucket);
   int32_t CheckLevel(const Level& level, const std::function<void(const Request*)>& visit) const;
 
   using BucketMap = std::map<std::pair<float, uint64_t>, WaitingBucket>;
   using LevelMap = std::map<float, Level>;
   using TenantMap = std::map<uint64_t, Tenant>;
 
-  int32_t max_slots_;        // of one tenant
+  int32_t max_slots_;        // of one tenant: its share
   bool by_tenant_;           // false: all are one tenant
   uint64_t num_gave_ = 0;    // times that slots were given back
   Level* levels_ = nullptr;  // heap of those in which somebody waits, the highest first

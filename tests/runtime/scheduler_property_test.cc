@@ -168,6 +168,37 @@ void TestNobodyStarves() {
   }
 }
 
+// Whatever the tenants' shares: while somebody waits, as many run as slots and blocks allow.
+void TestNobodyIdles() {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    Load load(seed);
+    const int32_t batch = load.Between(1, 10);
+    SchedulerConfig c = Config(PSM_GUARANTEED_NO_EVICT, batch, 100);
+    c.max_tenant_share = 0.1f * static_cast<float>(load.Between(1, 9));
+    const int32_t max_running = load.Pick(2) ? batch : load.Between(1, batch);
+    World w(3 * max_running, c);  // 3 blocks each
+    w.ends_early = [&](const Request&) { return load.Pick(4) == 0; };
+    int32_t alive = 0;
+    for (int step = 0; step < 200; ++step) {
+      for (int32_t n = load.Between(0, 3); n > 0; --n, ++alive) {
+        const int32_t prompt = load.Between(1, 8);
+        const int32_t first = 100 * static_cast<int32_t>(w.next_id + 1);  // nothing is shared
+        std::vector<int32_t> tokens;
+        for (int32_t i = 0; i < prompt; ++i) tokens.push_back(first + i);
+        Request* r = w.Make(tokens, 12 - prompt, 0.5f * static_cast<float>(load.Pick(3) == 0));
+        r->tenant_id = load.Pick(4);
+        w.scheduler.Add(r);
+      }
+      const std::string text = w.Step();
+      const int32_t num_run = static_cast<int32_t>(std::count(text.begin(), text.end(), ':') +
+                                                   std::count(text.begin(), text.end(), 'g'));
+      CHECK(num_run == std::min(alive, max_running));
+      alive = 0;
+      for (const auto& r : w.all) alive += r->state != RequestState::kRetired;
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -185,6 +216,7 @@ int main(int argc, char** argv) {
     }
   }
   TestNobodyStarves();
+  TestNobodyIdles();
   // None of it was idle talk.
   CHECK(totals.reused > totals.computed / 10 && totals.pauses > 500 && totals.put_off > 1000 &&
         totals.beams > 500);

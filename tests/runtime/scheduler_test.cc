@@ -451,6 +451,18 @@ void TestTenants() {
   other->tenant_id = 7;
   v.scheduler.Add(other);
   STEP(v, "c1:4 c2:4 c5:4 c3:4");  // once the other runs, nobody else waits
+  // Both have their quarter and both still wait: the rest goes to whoever holds the fewest.
+  config.max_tenant_share = 0.25f;
+  World u(100, config);
+  for (int i = 0; i < 6; ++i) {
+    Request* r = u.Make(Tokens(4), i == 3 ? 9 : 3);
+    r->tenant_id = i < 3 ? 0 : 7;
+    u.scheduler.Add(r);
+  }
+  STEP(u, "c1:4 c4:4 c2:4 c5:4");
+  u.Step();
+  u.Step();
+  STEP(u, "c3:1 c6:1 g4");  // the first tenant holds none, then both hold one
 }
 
 // The first in line does not fit: it is looked at again as soon as something has changed.

@@ -79,6 +79,8 @@ struct Model {
       : max_slots(std::max(1, static_cast<int32_t>(std::ceil(slots * share - 1e-6f)))),
         by_tenant(share < 1.0f) {}
 
+  uint64_t Tenant(const Request& r) const { return by_tenant ? r.tenant_id : 0; }
+
   // The rule, word for word.
   Request* Next() {
     std::vector<Request*> top;
@@ -89,14 +91,16 @@ struct Model {
     }
     std::sort(top.begin(), top.end(), [](Request* a, Request* b) { return a->id < b->id; });
     std::map<uint64_t, Request*> first_of;
-    for (Request* r : top) first_of.emplace(by_tenant ? r->tenant_id : 0, r);
+    for (Request* r : top) first_of.emplace(Tenant(*r), r);
+    Request* fewest = nullptr;
     for (Request* r : top) {
-      const uint64_t tenant = by_tenant ? r->tenant_id : 0;
+      const uint64_t tenant = Tenant(*r);
       if (first_of[tenant] != r) continue;
       const int32_t held = slots[tenant];
-      if (first_of.size() == 1 || held == 0 || held + r->width() <= max_slots) return r;
+      if (held == 0 || held + r->width() <= max_slots) return r;
+      if (fewest == nullptr || held < slots[Tenant(*fewest)]) fewest = r;
     }
-    return nullptr;
+    return fewest;
   }
 
   int32_t max_slots;
@@ -133,7 +137,7 @@ void TestAgainstModel(float share, uint32_t seed) {
     Request* r = running[i];
     running.erase(running.begin() + static_cast<ptrdiff_t>(i));
     queue.AddSlots(*r, -r->width());
-    model.slots[model.by_tenant ? r->tenant_id : 0] -= r->width();
+    model.slots[model.Tenant(*r)] -= r->width();
     return r;
   };
   for (int step = 0; step < 3000; ++step) {
@@ -150,7 +154,7 @@ void TestAgainstModel(float share, uint32_t seed) {
       queue.Remove(next);
       model.waiting.erase(next);
       queue.AddSlots(*next, next->width());
-      model.slots[model.by_tenant ? next->tenant_id : 0] += next->width();
+      model.slots[model.Tenant(*next)] += next->width();
       running.push_back(next);
     } else if (what == 5 && !running.empty()) {
       forget(stop(random() % running.size()));

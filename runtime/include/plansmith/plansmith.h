@@ -343,8 +343,9 @@ typedef struct psm_engine_options {
 
   int32_t chunking_policy; /* default PSM_CHUNK_FIRST_COME_FIRST_SERVED */
   int32_t pause_policy;    /* default PSM_PAUSE_AUTO */
-  /* Most of max_batch_size that requests of one tenant_id may hold while another tenant's of the
-   * same priority wait; (0, 1]. Default 1. */
+  /* Share of max_batch_size up to which a tenant_id comes before those of the same priority that
+   * hold theirs. When all who wait hold it, the one that holds the least is next: no place in a
+   * batch stays empty. (0, 1]; 1 = by arrival alone. Default 1. */
   float max_tenant_share;
 
   /* Speculation. Default PSM_DRAFT_OFF. */
