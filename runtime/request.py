@@ -6,14 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from .completion import Completion, Delta, SequenceOutput, TokenLogprobs
 from .detokenizer import Detokenizer
 from .errors import Error
 from .events import ContextEvent, EndEvent, Logits, TokenEvent
 from .sampling import SamplingParams
-from .sequence import SequenceState
+from .sequence import SequenceState, rows_of
 from .stats import RequestStats
 
 __all__ = ["Completion", "Delta", "RequestState", "SequenceOutput", "Sink", "TokenLogprobs"]
@@ -89,10 +87,10 @@ class RequestState:
         """Take the last event of a sequence and give the sink what is left; True as of on_token."""
         if self.done:
             return False
-        if event.error is not None:
+        sequence = self._sequences[event.sequence_idx]
+        if event.error is not None and not sequence.stopped:  # an output that is whole cannot fail any more
             self.fail(event.error)
             return not event.is_final  # the others go with it
-        sequence = self._sequences[event.sequence_idx]
         delta = sequence.finish(event)
         if sequence.index not in self._told and not self._params.is_ranked:
             self._told.add(sequence.index)
@@ -128,7 +126,7 @@ class RequestState:
             outputs=outputs,
             stats=RequestStats.of_sequences([one.output.stats for one in self._sequences if one.output]),
             prompt_logprobs=None if params.prompt_logprobs is None else tuple(self._prompt_logprobs),
-            context_logits=np.array(self._context_logits) if params.return_context_logits else None,
+            context_logits=rows_of(self._context_logits) if params.return_context_logits else None,
         )
         if not params.is_ranked:
             assert self._last is not None

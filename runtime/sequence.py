@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class SequenceState:
             logprobs=None if self._params.logprobs is None else tuple(self._logprobs),
             cumulative_logprob=self.cum_logprob if wants_sum else None,
             stats=event.stats,
-            generation_logits=np.array(self._logits) if self._params.return_generation_logits else None,
+            generation_logits=rows_of(self._logits) if self._params.return_generation_logits else None,
         )
         return Delta(
             text=text, finish_reason=reason, stop_reason=stop_reason, stats=event.stats, index=self.index
@@ -128,3 +128,8 @@ class SequenceState:
         if event.finish_reason == _FINISH_END_ID and self._tokens[-1] in self._params.stop_token_ids:
             return "stop", self._tokens[-1]
         return _FINISH_REASONS.get(event.finish_reason, "stop"), None
+
+
+def rows_of(logits: Sequence[Logits]) -> Logits:
+    """Return rows of logits as one (rows, V) float32 array; (0, 0) without any, of a request that ended before."""
+    return np.stack(logits) if logits else np.empty((0, 0), np.float32)

@@ -142,6 +142,28 @@ def test_an_error_ends_all_and_what_comes_later_is_dropped() -> None:
     assert len(request.got) == before and request.state.completion is None
 
 
+def test_an_error_behind_a_stop_string_is_not_the_requests() -> None:
+    request = Driver(stop="x")
+    request.tokens(0, "abx")
+    request.end(0, error=ExecutorError("broken"), final=True)  # the step that was under way
+    assert texts(request.completion) == [("ab", "stop", "x")]
+    request = Driver(n=2, stop="x")
+    request.tokens(0, "ax")
+    request.end(0, error=ExecutorError("broken"))
+    request.tokens(1, "bc")
+    assert request.num_cancels == 0
+    request.end(1, final=True)
+    assert texts(request.completion) == [("a", "stop", "x"), ("bc", "length", None)]
+    assert [delta.is_final for delta in request.deltas if delta.finish_reason] == [False, True]
+
+
+def test_logits_of_a_request_without_tokens_are_an_empty_table() -> None:
+    request = Driver(return_context_logits=True, return_generation_logits=True)
+    request.end(0, CANCELLED, final=True)
+    for rows in (request.completion.context_logits, request.completion.generation_logits):
+        assert rows is not None and rows.shape == (0, 0) and rows.dtype == np.float32
+
+
 def test_prompt_events_of_the_first_sequence_count() -> None:
     params = {"prompt_logprobs": 1, "return_context_logits": True, "n": 2}
     request = Driver(**params)
