@@ -11,7 +11,7 @@ from typing import Any
 
 from ._native import native
 from .engine_options import EngineOptions
-from .errors import InvalidArgumentError, ShutdownError, UnsupportedError
+from .errors import Error, InvalidArgumentError, ShutdownError, UnsupportedError
 from .events import EndEvent, Event, event_of
 from .executor import Executor, ModelInfo
 from .kv_events import KvEvent, KvEventReader
@@ -96,7 +96,7 @@ class NativeEngine:
         try:
             with self._call() as engine:
                 core.check(core.lib.psm_engine_submit(engine, request, out))
-        except BaseException:
+        except Error:  # not an interrupt: the core may have the request by then, and call the processor
             self._processors.pop(submission.client_id, None)
             raise
         return int(out[0])

@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import resource
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 import safetensors.numpy
 from fake_executor import INFO, FakeModel, fake_executor, greedy, logits_of
 from plansmith.runtime import errors
+from plansmith.runtime._native import Native
 from plansmith.runtime.async_engine import AsyncEngine
 from plansmith.runtime.engine import Completion, Delta, Engine, RetentionRange, SamplingParams
 from plansmith.runtime.executor import PythonExecutor
@@ -271,6 +273,33 @@ def test_an_exception_in_a_processor_fails_its_request_alone_with_its_words(engi
     assert [list(handle.result(20).token_ids) for handle in others] == [greedy([i], 8) for i in range(4)]
     with pytest.raises(errors.InvalidArgumentError, match="SystemExit"):
         one(engine, dataclasses.replace(GREEDY, n=3, logits_processor=lambda *_: exit(3)))
+
+
+def test_a_processor_outlives_an_interrupt_behind_its_submission(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C on the thread that submits, when the core has the request already and will call the processor."""
+    check = Native.check
+    calls: list[bool] = []
+    go_on = threading.Event()
+
+    def interrupted(core: Native, status: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        check(core, status)
+
+    monkeypatch.setattr(Native, "check", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.submit(
+            PROMPT, dataclasses.replace(GREEDY, logits_processor=lambda *_: calls.append(go_on.wait(10)))
+        )
+    monkeypatch.undo()
+    assert len(engine._core._processors) == 1
+    go_on.set()
+    deadline = time.monotonic() + 10
+    while engine._core._processors and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(calls) == 8 and not engine._core._processors
 
 
 def test_a_processor_may_close_its_own_engine() -> None:
