@@ -9,6 +9,7 @@ from typing import Any
 
 from .engine_base import EngineBase, check_streaming, per_prompt
 from .errors import Error, InvalidArgumentError, QueueFullError, ShutdownError, UnsupportedError
+from .guided import GuideHandle
 from .prompts import Prompt
 from .request import Completion, Delta, RequestState
 from .sampling import SamplingParams
@@ -121,11 +122,7 @@ class AsyncEngine(EngineBase):
         new_text: bool,
     ) -> RequestState:
         room = self._attach()
-        guide = None
-        if (
-            params is not None and params.guided is not None
-        ):  # a grammar may take seconds, in which the loop goes on
-            guide = await asyncio.to_thread(self._guide, params)
+        guide = await self._guide_beside(params)
         try:
             while True:
                 try:
@@ -136,6 +133,17 @@ class AsyncEngine(EngineBase):
         except BaseException:
             if guide is not None:
                 guide.close()
+            raise
+
+    async def _guide_beside(self, params: SamplingParams | None) -> GuideHandle | None:
+        """Return the guide of a request. A grammar may take seconds to compile, in which the loop goes on."""
+        if params is None or params.guided is None:
+            return None
+        made = asyncio.get_running_loop().run_in_executor(None, self._guide, params)
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_close_unused)
             raise
 
     def _attach(self) -> asyncio.Event:
@@ -157,3 +165,9 @@ class AsyncEngine(EngineBase):
             return  # aclose() is under way and has removed the reader or is about to
         if self._room is not None:
             self._room.set()
+
+
+def _close_unused(made: asyncio.Future[GuideHandle | None]) -> None:
+    """Close the guide of a task that was cancelled while its grammar was compiled."""
+    if not made.cancelled() and made.exception() is None and (guide := made.result()) is not None:
+        guide.close()

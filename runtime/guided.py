@@ -68,7 +68,9 @@ class GuidedParams:
             ):
                 raise InvalidArgumentError(f"guided.{name} is {value!r}, it must be text")
         if not isinstance(self.json, bool):
-            raise InvalidArgumentError(f"guided.json is {self.json!r}, it must be True or False")
+            raise InvalidArgumentError(
+                f"guided.json is {self.json!r}, it must be True or False; a schema goes into json_schema"
+            )
         if not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
             raise InvalidArgumentError(
                 f"guided.json_schema is a {type(self.json_schema).__name__}, it must be JSON text or a mapping"

@@ -261,7 +261,7 @@ class _Reader:
         )
 
 
-@functools.cache
+@functools.lru_cache(4096)  # texts come from users
 def _quoted(character: str) -> str:
     """Return a character as it can stand anywhere in a regular expression, and in Lark."""
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"

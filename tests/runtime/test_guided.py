@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -17,8 +18,9 @@ import pytest
 pytest.importorskip("llguidance")  # an optional extra
 
 import toy_tokenizers
-from plansmith.runtime import errors, guided, guided_compiler
+from plansmith.runtime import engine_base, errors, guided, guided_compiler
 from plansmith.runtime._native import native
+from plansmith.runtime.async_engine import AsyncEngine
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.guided import GuidedParams, guide_of
 from plansmith.runtime.tokenizer import Tokenizer
@@ -212,6 +214,38 @@ def test_a_cancelled_request_closes_its_guide(engine: Engine) -> None:
     while guided._live and time.monotonic() < deadline:
         time.sleep(0.01)
     assert guided._live == {}
+
+
+def test_a_task_that_is_cancelled_while_its_grammar_is_compiled_leaves_no_guide(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    guide_of = engine_base.guide_of
+
+    def slow(*args: Any) -> Any:
+        begun.set()
+        go_on.wait(10)
+        return guide_of(*args)
+
+    async def run() -> None:
+        async with AsyncEngine.open(engine_dir, num_threads=1) as engine:
+            task = asyncio.create_task(engine.generate("x", SamplingParams(guided=GuidedParams(regex="a"))))
+            await asyncio.to_thread(begun.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go_on.set()
+            for _ in range(1000):
+                await asyncio.sleep(0.005)
+                if made and not guided._live:
+                    return
+
+    made: list[Any] = []
+    keep = guided._keep
+    monkeypatch.setattr(guided, "_keep", lambda guide: made.append(guide) or keep(guide))
+    monkeypatch.setattr(engine_base, "guide_of", slow)
+    asyncio.run(run())
+    assert made and guided._live == {}
 
 
 def test_a_guide_that_breaks_fails_its_request_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
