@@ -43,7 +43,7 @@ $(VENV)/.made:
 
 # The package itself, as a wheel would install it, with what building and comparing engines takes.
 $(VENV)/.deps: $(VENV)/.made pyproject.toml
-	$(PIP) install `$(PY) tools/requirements.py rtx verify`
+	$(PIP) install `$(PY) tools/requirements.py rtx verify guided`
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.deps CMakeLists.txt $(SOURCES)
