@@ -152,7 +152,9 @@ class Scheduler {
       0;  // GUARANTEED_NO_EVICT: future blocks of running requests without beams
   uint64_t next_start_order_ = 1;
   // The first in line did not fit when this much was available: nobody looks again before there is
-  // more, so that a long line costs a step nothing.
+  // more or a running request leaves, so that a long line costs a step nothing. (What it could
+  // share in between is a context that it would wait for, or just what another is generating: not
+  // worth a look in every step.)
   uint64_t blocked_id_ = 0;
   int32_t blocked_available_ = 0;
 
