@@ -130,7 +130,10 @@ def build_engine(
         needed = sum(needed_bytes(one, targets) for one, targets in todo if targets)
         work.reserve(needed + sum(one.size for one in tokenizer.files))
         for request, targets in todo:
-            for target, result in compile_targets(request, targets, work.path, progress, keep_going):
+            wanted = [
+                target for target in targets if target.name not in failures
+            ]  # no draft without its target
+            for target, result in compile_targets(request, wanted, work.path, progress, keep_going):
                 name = request.label(target)
                 if isinstance(result, Error):
                     failures[name] = result

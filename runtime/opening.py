@@ -101,8 +101,9 @@ def plan_opening(
         return Opening(manifest, target, made, manifest, own.files[0])
     if speculation == "model":
         raise InvalidArgumentError(
-            f"speculation is 'model', and {manifest.root} has no draft for {target}; add one with: "
-            f"{manifest.build_command(target, draft='int4')}, give draft=ENGINE_DIR of a smaller model, or use 'ngram'"
+            f"speculation is 'model', and {manifest.root} has no draft for {target}; "
+            + ("" if (command := _own_draft(manifest, target)) is None else f"add one with: {command}, ")
+            + "give draft=ENGINE_DIR of a smaller model, or use 'ngram'"
         )
     return Opening(manifest, target, made)
 
@@ -140,9 +141,18 @@ def _disagrees(
 ) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"the draft in {draft.root} has {what} {has}, the engine in {manifest.root} has {wanted}: a draft must have "
-        "the same vocabulary; build one from the engine's own checkpoint with: "
-        f"{manifest.build_command(target, draft='int4')}"
+        "the same vocabulary; "
+        + (
+            "give one of a smaller model of the same family, or use speculation 'ngram'"
+            if (command := _own_draft(manifest, target)) is None
+            else f"build one from the engine's own checkpoint with: {command}"
+        )
     )
+
+
+def _own_draft(manifest: Manifest, target: str) -> str | None:
+    """Return the command that adds a draft of the engine's own checkpoint; None where nothing is smaller."""
+    return None if manifest.precision == "int4" else manifest.build_command(target, draft="int4")
 
 
 def _too_small(

@@ -255,6 +255,18 @@ def test_a_failing_target(checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx:
     assert statuses(report) == {"cpu": "kept", "sm86": "kept", "sm89": "built"}
 
 
+def test_a_target_that_failed_gets_no_draft(
+    checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: dict[str, Any]
+) -> None:
+    fake_rtx["sm89"] = BuildError("no")
+    plan = plan_build(checkpoint, ["cpu", "sm89"], precision="int8", limits=LIMITS, draft="int4")
+    with pytest.raises(BuildError, match="1 target failed: sm89: no"):
+        build_engine(plan, out, keep_going=True)
+    manifest = load_manifest(out)
+    assert manifest.draft is not None and set(manifest.draft.targets) == set(manifest.targets) == {"cpu"}
+    assert not (out / "targets/sm89/draft").exists()
+
+
 def test_nothing_is_written_when_all_fail(
     checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: dict[str, Any]
 ) -> None:
