@@ -61,17 +61,6 @@ void OpenExecutor(const EngineConfig& config, const psm_executor& executor, cons
 
 }  // namespace
 
-size_t ExtraEvents(const Request& request) {
-  size_t n = 0;
-  // The rows of a context come a chunk at a time, but a request may be the only one.
-  if (request.wants_context_rows()) n += static_cast<size_t>(request.num_prompt);
-  if (request.beams != nullptr) {
-    n +=
-        static_cast<size_t>(request.beams->width()) * (static_cast<size_t>(request.max_tokens) + 1);
-  }
-  return n;
-}
-
 Engine::Engine(const EngineConfig& config)
     : config_(config),
       iterations_(static_cast<size_t>(config.options.iter_stats_max_iterations)),
@@ -154,7 +143,6 @@ uint64_t Engine::Enqueue(std::vector<std::unique_ptr<Request>>* sequences) {
       request->group = group;
       request->adapter_slot = slot;
       if (config_.options.enable_block_reuse == 0) request->prefix_key.private_id = id;
-      num_extra_events_ += ExtraEvents(*request);
       num_guided_ += request->guide != nullptr;
       inbox_.push_back(request.get());
     }

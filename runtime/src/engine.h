@@ -122,6 +122,7 @@ class Engine {
   void EmitContext(Request* request, const float* row);
   void AttachLogits(const float* row, psm_event* event) const;
   void EmitToken(Request* request, const Sample& sample, const float* row);
+  bool MakeRoomForBeams(const Request& request);
   void EmitBeams(Request* request, int32_t reason);
   void Finish(Request* request, int32_t reason);
   void Fail(Request* request, psm_status status, const char* message);
@@ -140,7 +141,6 @@ class Engine {
   uint64_t next_id_ = 1;
   std::unordered_map<uint64_t, LiveRequest> requests_;  // by public id; all that have not ended
   size_t num_live_ = 0;                                 // sequences of them
-  size_t num_extra_events_ = 0;                         // that they may cause beyond the usual
   size_t num_guided_ = 0;                               // of num_live_
   std::vector<Request*> inbox_;
   std::vector<LiveRequest*> cancels_;  // each once, in requests_
@@ -167,13 +167,11 @@ class Engine {
   std::vector<LiveRequest> dead_;
   int32_t num_ended_requests_ = 0;  // in this step
   std::vector<psm_event> new_events_;
+  size_t num_usual_events_ = 0;  // of a step at most: all but those of beams that end
   // A step that broke down: every request still has to be failed with this.
   psm_status breakdown_ = PSM_OK;
   char breakdown_text_[PSM_MAX_ERROR_TEXT] = "";
 };
-
-// Events that a sequence may cause beyond a token and its drafts a step, and its end.
-size_t ExtraEvents(const Request& request);
 
 // Copies what fits, cut between UTF-8 characters.
 void CopyMessage(const char* message, char* to);

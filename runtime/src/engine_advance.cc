@@ -185,6 +185,19 @@ void Engine::FinishBeamsIfDone(Request* request) {
   if (request->beams->done()) Finish(request, PSM_FINISH_NOT_FINISHED);
 }
 
+// Their events may be many, so there is room for them only once they come. It leaves that of the
+// others alone.
+bool Engine::MakeRoomForBeams(const Request& request) {
+  size_t num_events = 0;
+  for (const Beam& beam : request.beams->Hypotheses()) num_events += beam.tokens.size() + 1;
+  try {
+    ReserveAtLeast(&new_events_, new_events_.size() + num_events + num_usual_events_);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
 // All tokens of the beams as events, sequence by sequence, each with its end. `reason`: why the
 // search was cut off, which is then the end of them all, since a longer search could have found
 // others; NOT_FINISHED when it was not.
@@ -216,9 +229,18 @@ void Engine::EmitBeams(Request* request, int32_t reason) {
 void Engine::Finish(Request* request, int32_t reason) {
   const bool has_beams = request->beams != nullptr && request->beams->running();
   Retire(request);
-  if (has_beams) return EmitBeams(request, reason);
   psm_event event = EventOf(*request, PSM_EVENT_FINISHED);
   event.finish_reason = reason;
+  if (has_beams) {
+    if (MakeRoomForBeams(*request)) return EmitBeams(request, reason);
+    event.kind = PSM_EVENT_FAILED;
+    event.status = PSM_ERROR_OUT_OF_MEMORY;
+    event.finish_reason = PSM_FINISH_NOT_FINISHED;
+    CopyMessage(
+        "the host has no memory for the tokens of all beams; lower beam_width or max_tokens, or "
+        "poll more often",
+        event.message);
+  }
   PushEnd(request, &event);
 }
 

@@ -170,9 +170,11 @@ void Engine::ReserveForLive() {
   guides_.Reserve(num_guided_);
   ReserveAtLeast(&retired_, num_live_);
   ReserveAtLeast(&dead_, requests_.size());
-  // Tokens for each running request, the end of every request, and what some ask for besides.
-  ReserveAtLeast(&new_events_, new_events_.size() + num_live_ + num_extra_events_ +
-                                   tokens_each * std::min(num_live_, max_batch_size));
+  // Tokens for each running request, the rows of a context (each is a token of the step), and the
+  // end of every request. A beam search that ends makes room for its beams by itself.
+  num_usual_events_ = num_live_ + tokens_each * std::min(num_live_, max_batch_size) +
+                      static_cast<size_t>(config_.info.max_num_tokens);
+  ReserveAtLeast(&new_events_, new_events_.size() + num_usual_events_);
 }
 
 void Engine::ExpireOverdue(int64_t now_ns) {
@@ -284,7 +286,6 @@ void Engine::BuryRetired() {
   };
   for (const Request* request : retired_) {
     --num_live_;
-    num_extra_events_ -= ExtraEvents(*request);
     num_guided_ -= request->guide != nullptr;
     --request->group->num_live;
   }

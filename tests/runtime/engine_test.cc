@@ -23,10 +23,12 @@ static std::atomic<long> num_news{0};
 static std::atomic<bool> memory_is_short{false};
 static long news_left = 0;
 static long failures_left = 0;
+static std::atomic<size_t> largest_new{SIZE_MAX};  // more at once fails
 
 // Not inlined: GCC would take malloc and free behind new and delete for a mismatch.
 __attribute__((noinline)) void* operator new(size_t size) {
   ++num_news;
+  if (size > largest_new) throw std::bad_alloc();
   if (memory_is_short && --news_left < 0 && failures_left > 0) {
     --failures_left;
     throw std::bad_alloc();
@@ -446,6 +448,60 @@ void TestNoMemory(int32_t num_steps, long num_failures) {
   }
 }
 
+// Runs a greedy request beside `num_searches` of beams, no call of new for more than `largest`
+// bytes; returns how it and the first of them ended.
+std::vector<psm_status> RunBeamSearches(int num_searches, int32_t beam_width, size_t largest) {
+  fake_executor fake;
+  fake_executor_init(&fake);
+  EngineConfig config{};
+  config.executor = fake_executor_table(&fake);
+  config.info = fake.info;
+  config.info.max_logits_rows = fake.info.max_num_tokens;
+  config.num_blocks = 1000;
+  config.can_copy = true;
+  psm_engine_options_init(&config.options);
+  config.options.manual_step = 1;
+  config.options.max_queue_size = num_searches + 1;
+  std::map<uint64_t, psm_status> ends;
+  std::vector<psm_status> statuses;
+  {
+    Engine engine(config);
+    largest_new = largest;
+    Spec spec;
+    psm_request_init(&spec.request);
+    spec.prompt = {1, 2, 3};
+    spec.request.max_tokens = 80;
+    spec.request.temperature = 0.0f;
+    std::vector<uint64_t> ids;
+    for (int i = 0; i <= num_searches; ++i) {
+      spec.request.beam_width = i == 0 ? 1 : beam_width;
+      ids.push_back(engine.Submit(plansmith::CheckRequest(spec.Get(), config)));
+    }
+    while (ends.count(ids[0]) == 0 || ends.count(ids[1]) == 0) {
+      CHECK(engine.StepOnce());
+      psm_event events[64];
+      for (int64_t taken; (taken = engine.events().Poll(events, 64, 0)) > 0;) {
+        for (int64_t i = 0; i < taken; ++i)
+          if (events[i].is_final) ends[events[i].request_id] = events[i].status;
+      }
+    }
+    largest_new = SIZE_MAX;
+    statuses = {ends[ids[0]], ends[ids[1]]};
+  }
+  fake_executor_free(&fake);
+  return statuses;
+}
+
+// Beams come all at once. It is not for those of searches that wait that there is room, and a
+// search that ends and finds none fails alone.
+void TestTheMemoryOfBeams() {
+  const std::vector<psm_status> fine = {PSM_OK, PSM_OK}, alone = {PSM_OK, PSM_ERROR_OUT_OF_MEMORY};
+  const size_t of_one_search = 7 * 81 * sizeof(psm_event);
+  CHECK(RunBeamSearches(1, 7, 3 * of_one_search) == fine);
+  CHECK(RunBeamSearches(1, 7, of_one_search / 2) == alone);
+  CHECK(RunBeamSearches(1000, 7, 8 * of_one_search) == fine);
+}
+
 // The C API reports it with a status and a message, whichever call of new fails.
 void TestNoMemoryAtTheApi() {
   bool all_failed_calls_seen = false;
@@ -497,6 +553,7 @@ int main() {
   TestNoMemory(200, 1);
   TestNoMemory(200, 25);
   TestNoMemory(3, 2);
+  TestTheMemoryOfBeams();
   TestNoMemoryAtTheApi();
   TestAnExecutorThatThrowsWhileStarting();
   return 0;
