@@ -244,7 +244,7 @@ class SamplingParams:
             check_int("max_draft_len", self.max_draft_len, 0, 2**31 - 1)
 
     def _check_beams(self) -> None:
-        check_int("beam_width", self.beam_width, 1, 2**31 - 1)
+        check_int("beam_width", self.beam_width, 1, MAX_SEQUENCES)
         check_float("length_penalty", self.length_penalty, -math.inf, math.inf)
         check_float("beam_search_diversity_rate", self.beam_search_diversity_rate, 0.0, math.inf)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":

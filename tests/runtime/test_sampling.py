@@ -70,6 +70,7 @@ BAD: list[tuple[str, Any]] = [
     ("n", True),
     ("best_of", 0),
     ("beam_width", 0),
+    ("beam_width", 1025),
     ("beam_width", 2.0),
     ("length_penalty", math.nan),
     ("early_stopping", "always"),
