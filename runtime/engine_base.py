@@ -83,8 +83,8 @@ class EngineBase:
         num_threads : of the cpu target; 0 = one a core
         pin_threads, isa, max_adapters, max_adapter_rank : see cpu_executor
         verify_hashes : read every file of the target and compare its sha256; sizes are always compared
-        options : fields of EngineOptions. max_num_tokens 0 = 512 on the cpu target, or the engine's limit where that
-            is less or prompts are not cut
+        options : fields of EngineOptions, but draft_mode and draft_executor. max_num_tokens 0 = 512 on the cpu target,
+            or the engine's limit where that is less or prompts are not cut
         raises EngineFileError for a damaged directory or a target that is not in it, UnsupportedError for a target
             that this installation cannot run, InvalidArgumentError for a draft that does not fit, with the command
             that builds one that does

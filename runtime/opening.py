@@ -76,6 +76,12 @@ def plan_opening(
     raises EngineFileError, InvalidArgumentError for what contradicts or a draft that does not fit, UnsupportedError
     """
     manifest = load_manifest(engine_dir)
+    for name in ("draft_mode", "draft_executor"):
+        if name in options:
+            raise InvalidArgumentError(
+                f"{name} follows from speculation and draft when an engine directory is opened; give "
+                "speculation='ngram', or draft=ENGINE_DIR"
+            )
     made = EngineOptions(**options)
     if made.max_num_tokens == 0 and made.enable_chunked_context:
         budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)

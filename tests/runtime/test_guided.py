@@ -161,7 +161,7 @@ def test_drafts_change_nothing(engine: Engine, engine_dir: Path) -> None:
     prompts = [[5, 6, 7 + i] for i in range(len(params))]
     plain = engine.generate(prompts, params)
     with Engine.open(
-        engine_dir, num_threads=1, ngram_min=1, draft_mode="ngram", max_draft_len=4, adaptive_draft_len=False
+        engine_dir, num_threads=1, ngram_min=1, speculation="ngram", max_draft_len=4, adaptive_draft_len=False
     ) as drafted:
         outputs = drafted.generate(prompts, params)
         assert drafted.stats().num_accepted_draft_tokens > 20

@@ -116,6 +116,12 @@ def test_the_command_for_a_draft_of_its_own_is_one_that_works(engine_dir: Path, 
         plan_build(manifest.checkpoint.path, ["cpu"], precision="int4", draft="int4")
 
 
+def test_the_options_of_a_draft_are_not_given_beside_it(engine_dir: Path) -> None:
+    for option in ({"draft_mode": "ngram"}, {"draft_executor": None}):
+        with pytest.raises(InvalidArgumentError, match="follows from speculation and draft"):
+            opening(engine_dir, **option)
+
+
 @pytest.mark.parametrize("speculation", ["off", "ngram"])
 def test_a_draft_that_would_not_be_used_is_refused(
     engine_dir: Path, draft: Manifest, speculation: str
