@@ -37,7 +37,8 @@ class GuidedParams:
     """What the text of a request must be; exactly one of the first five. Checked when made, compiled at submission.
 
     json_schema : JSON that fits the schema, given as text or as Python objects
-    regex : text that the expression matches as a whole (Rust's syntax: no look-around, no back-references)
+    regex : text that the expression matches as a whole (Rust's syntax: no look-around, no back-references;
+        its classes of digits and letters are those of all scripts, so [0-9] for a number that a program reads)
     ebnf : text of a grammar, `root ::= ...` as xgrammar and llama.cpp have it, or llguidance's Lark (`start: ...`)
     choice : one of these strings
     json : any JSON object or array
