@@ -42,7 +42,7 @@ class QueueFullError(Error):
 
 
 class NotFoundError(Error, LookupError):
-    """There is no such request."""
+    """There is no such request or adapter."""
 
 
 class ShutdownError(Error):

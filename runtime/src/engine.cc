@@ -89,6 +89,7 @@ Engine::~Engine() {
     Shutdown();
   } catch (const std::exception&) {
     // No memory for the last events, which nobody will read. The thread has ended.
+    for (const psm_event& event : new_events_) psm_logits_free(event.logits);
   }
   config_.executor.close(config_.executor.self);
   if (config_.options.draft_mode == PSM_DRAFT_MODEL) config_.draft.close(config_.draft.self);
@@ -170,6 +171,32 @@ void Engine::Cancel(uint64_t request_id) {
   work_.notify_one();
 }
 
+// Holds step_mutex_. The engine's thread waits meanwhile: it would have the mutex again before
+// anyone else woke up, for as long as there is work.
+class Engine::BetweenSteps {
+ public:
+  explicit BetweenSteps(Engine* engine) : engine_(engine) {
+    Count(1);
+    lock_ = std::unique_lock<std::mutex>(engine->step_mutex_);
+  }
+  ~BetweenSteps() {
+    lock_.unlock();
+    Count(-1);
+    engine_->work_.notify_all();
+  }
+  BetweenSteps(const BetweenSteps&) = delete;
+  BetweenSteps& operator=(const BetweenSteps&) = delete;
+
+ private:
+  void Count(int32_t change) {
+    std::lock_guard<std::mutex> lock(engine_->mutex_);
+    engine_->num_between_steps_ += change;
+  }
+
+  Engine* engine_;
+  std::unique_lock<std::mutex> lock_;
+};
+
 void Engine::LoadAdapter(uint64_t adapter_id, const psm_lora_module* modules, size_t num_modules) {
   if (config_.executor.load_adapter == nullptr || config_.executor.unload_adapter == nullptr ||
       config_.info.max_adapters == 0) {
@@ -178,7 +205,7 @@ void Engine::LoadAdapter(uint64_t adapter_id, const psm_lora_module* modules, si
                       "build that, or open the executor with max_adapters above 0");
   }
   RefuseInsideStep("psm_engine_load_adapter");
-  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const BetweenSteps between(this);
   int32_t slot;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -197,7 +224,7 @@ void Engine::LoadAdapter(uint64_t adapter_id, const psm_lora_module* modules, si
 
 void Engine::UnloadAdapter(uint64_t adapter_id) {
   RefuseInsideStep("psm_engine_unload_adapter");
-  std::lock_guard<std::mutex> step_lock(step_mutex_);
+  const BetweenSteps between(this);
   int32_t slot;
   {
     std::lock_guard<std::mutex> lock(mutex_);

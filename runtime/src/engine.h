@@ -88,6 +88,7 @@ class Engine {
   };
 
   // engine.cc
+  class BetweenSteps;
   uint64_t Enqueue(std::vector<std::unique_ptr<Request>>* sequences);
   void StartThread();
   void RefuseInsideStep(const char* function);
@@ -138,6 +139,7 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable work_;
   bool stopping_ = false;
+  int32_t num_between_steps_ = 0;  // threads that want to get in between two steps
   uint64_t next_id_ = 1;
   std::unordered_map<uint64_t, LiveRequest> requests_;  // by public id; all that have not ended
   size_t num_live_ = 0;                                 // sequences of them

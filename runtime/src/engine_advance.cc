@@ -257,7 +257,7 @@ void Engine::Fail(Request* request, psm_status status, const char* message) {
 // it.
 void Engine::Retire(Request* request) {
   if (request->state == RequestState::kRunning && request->beams == nullptr &&
-      request->num_computed > 0) {
+      request->num_computed > 0 && breakdown_ == PSM_OK) {
     PublishBlocks(request, true);
   }
   if (deadlines_.Contains(request)) deadlines_.Remove(request);

@@ -56,8 +56,9 @@ psm_executor ReadExecutor(const psm_executor* executor) {
                    {"close", e.close != nullptr}};
   for (const auto& f : functions) {
     if (!f.present) {
-      throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
-                        Format("psm_executor.%s is NULL; only last_error may be left out", f.name));
+      throw StatusError(
+          PSM_ERROR_INVALID_ARGUMENT,
+          Format("psm_executor.%s is NULL; only last_error and what follows it may be", f.name));
     }
   }
   return e;
@@ -92,6 +93,9 @@ psm_model_info Describe(const psm_executor& executor) {
   CheckInfoField("max_input_len", info.max_input_len, 1);
   CheckInfoField("max_seq_len", info.max_seq_len, info.max_input_len);
   CheckInfoField("tokens_per_block", info.tokens_per_block, 1);
+  CheckInfoField("max_logits_rows", info.max_logits_rows, 0);
+  CheckInfoField("max_adapters", info.max_adapters, 0);
+  CheckInfoField("max_adapter_rank", info.max_adapter_rank, 0);
   CheckInfoField("kv_bytes_per_block", info.kv_bytes_per_block != 0, 1);
   info.struct_size = PSM_MODEL_INFO_SIZE;
   if (info.max_logits_rows == 0) info.max_logits_rows = info.max_batch_size;
@@ -270,6 +274,12 @@ EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_opt
   config.kv_bytes_per_block = info.kv_bytes_per_block;
   if (o.draft_mode == PSM_DRAFT_MODEL) {
     config.draft = ReadExecutor(o.draft_executor);
+    if (config.draft.self == config.executor.self && config.draft.step == config.executor.step &&
+        config.draft.close == config.executor.close) {
+      throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                        "draft_executor is the engine's own executor, which has one KV pool and is "
+                        "closed once; open the plan a second time for the draft");
+    }
     config.draft_info = Describe(config.draft);
     CheckDraft(config);
     config.can_copy = config.can_copy && config.draft.copy_blocks != nullptr;

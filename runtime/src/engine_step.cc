@@ -46,7 +46,10 @@ void Engine::Run() {
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      work_.wait(lock, [this] { return stopping_ || !requests_.empty() || breakdown_ != PSM_OK; });
+      work_.wait(lock, [this] {
+        const bool has_work = !requests_.empty() || breakdown_ != PSM_OK;
+        return stopping_ || (has_work && num_between_steps_ == 0);
+      });
       if (stopping_) return;
     }
     std::lock_guard<std::mutex> step_lock(step_mutex_);
@@ -86,6 +89,10 @@ bool Engine::Step() {
     }
   }
   FailAll(breakdown_, breakdown_text_);
+  // Nobody knows how far the step came: the cache begins anew, as when copies fail.
+  taken_cancels_.clear();
+  kv_.ForgetAll();
+  kv_.ClearCopies();
   Publish(false, 0, 0);
   breakdown_ = PSM_OK;
   return false;
@@ -169,7 +176,7 @@ void Engine::ReserveForLive() {
   deadlines_.Reserve(num_live_);
   guides_.Reserve(num_guided_);
   ReserveAtLeast(&retired_, num_live_);
-  ReserveAtLeast(&dead_, requests_.size());
+  ReserveAtLeast(&dead_, dead_.size() + requests_.size());
   // Tokens for each running request, the rows of a context (each is a token of the step), and the
   // end of every request. A beam search that ends makes room for its beams by itself.
   num_usual_events_ = num_live_ + tokens_each * std::min(num_live_, max_batch_size) +
@@ -192,7 +199,11 @@ bool Engine::RunCopies(std::string* error) {
       &config_.executor, config_.options.draft_mode == PSM_DRAFT_MODEL ? &config_.draft : nullptr};
   for (const psm_executor* executor : executors) {
     if (executor == nullptr) continue;
-    const psm_status status = executor->copy_blocks(executor->self, copies.data(), copies.size());
+    psm_status status = PSM_ERROR_EXECUTOR;
+    try {
+      status = executor->copy_blocks(executor->self, copies.data(), copies.size());
+    } catch (...) {  // as in Execute
+    }
     if (status != PSM_OK) {
       *error = Format("the executor could not copy %zu KV blocks: %s: %s", copies.size(),
                       psm_status_name(status), ExecutorText(*executor).c_str());
@@ -297,6 +308,7 @@ void Engine::BuryRetired() {
     dead_.push_back(std::move(found->second));
     requests_.erase(found);
   }
+  retired_.clear();  // at once: without memory for the events, Publish comes again
 }
 
 // Makes the step visible: counts and live ids first, then its events, so that whoever has seen an
@@ -316,7 +328,6 @@ void Engine::Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns) {
   }
   events_.Push(new_events_);
   new_events_.clear();
-  retired_.clear();
   dead_.clear();  // last: a guide's close may take its time
 }
 

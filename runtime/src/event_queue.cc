@@ -29,6 +29,8 @@ EventQueue::EventQueue() : ring_(256) {
 }
 
 EventQueue::~EventQueue() {
+  for (size_t i = 0; i < size_; ++i)
+    psm_logits_free(ring_[(head_ + i) & (ring_.size() - 1)].logits);
 #if defined(__linux__)
   close(fd_);
 #endif

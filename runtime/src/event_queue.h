@@ -1,8 +1,9 @@
 // Events on their way out: one producer (the step), any number of pollers, and a file descriptor
 // for event loops.
 //
-// The queue is unbounded: a client that does not poll costs memory for what its running requests
-// produce (at most max_tokens + 1 events each), and never stalls the step.
+// The queue is unbounded: a client that does not poll costs memory for what its requests produce
+// (at most max_tokens + 1 events for each sequence or beam, one for each position of a prompt whose
+// rows it wants, and the logits of both), and never stalls the step.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -20,7 +21,7 @@ namespace plansmith {
 class EventQueue {
  public:
   EventQueue();
-  ~EventQueue();
+  ~EventQueue();  // frees the logits of the events that nobody took
   EventQueue(const EventQueue&) = delete;
   EventQueue& operator=(const EventQueue&) = delete;
 

@@ -23,7 +23,8 @@ KvCacheConfig Settled(KvCacheConfig config) {
 // Address space only: a step allocates nothing, and a huge pool costs what is used of it.
 KvCache::KvCache(const KvCacheConfig& config)
     : config_(Settled(config)),
-      tree_(config_.num_blocks + config_.num_host_blocks, config_.tokens_per_block, config_.hash),
+      tree_(int64_t{config_.num_blocks} + config_.num_host_blocks, config_.tokens_per_block,
+            config_.hash),
       events_(config_.max_kv_events, config_.tokens_per_block),
       device_(static_cast<size_t>(config_.num_blocks), "the KV blocks"),
       host_(static_cast<size_t>(config_.num_host_blocks), "the host's KV blocks") {

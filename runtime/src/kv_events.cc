@@ -4,12 +4,17 @@
 #include <algorithm>
 
 namespace plansmith {
+namespace {
+
+constexpr char kAdvice[] = "lower max_kv_events";
+
+}  // namespace
 
 KvEvents::KvEvents(int32_t max_events, int32_t tokens_per_block)
     : max_events_(static_cast<size_t>(std::max(max_events, 0))),
       tokens_per_block_(static_cast<size_t>(tokens_per_block)),
-      events_(max_events_, "the KV events"),
-      tokens_(max_events_ * tokens_per_block_, "the tokens of the KV events") {}
+      events_(max_events_, "the KV events", kAdvice),
+      tokens_(max_events_ * tokens_per_block_, "the tokens of the KV events", kAdvice) {}
 
 void KvEvents::Add(psm_kv_event event, const int32_t* tokens) {
   if (!on()) return;

@@ -19,14 +19,13 @@ class LazyArray {
   static_assert(std::is_trivially_copyable<T>::value, "its elements begin as zero bytes");
 
  public:
-  // Throws OUT_OF_MEMORY naming `what`.
-  LazyArray(size_t size, const char* what)
+  // Throws OUT_OF_MEMORY naming `what`, and what to do about it.
+  LazyArray(size_t size, const char* what, const char* advice = "use fewer or larger KV blocks")
       : size_(size), items_(static_cast<T*>(std::calloc(size == 0 ? 1 : size, sizeof(T)))) {
     if (items_ != nullptr) return;
     throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
-                      Format("cannot get %zu x %zu bytes of address space for %s; use fewer or "
-                             "larger KV blocks",
-                             size, sizeof(T), what));
+                      Format("cannot get %zu x %zu bytes of address space for %s; %s", size,
+                             sizeof(T), what, advice));
   }
   size_t size() const { return size_; }
   T& operator[](size_t i) { return items_.get()[i]; }

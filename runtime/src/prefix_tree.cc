@@ -13,12 +13,12 @@ namespace {
 // Numbers of nodes are int32, and there may be as many roots as blocks.
 constexpr int32_t kMostNodes = (1 << 30) - 2;
 
-size_t CheckedNodes(int32_t max_nodes) {
+size_t CheckedNodes(int64_t max_nodes) {
   if (max_nodes < 0 || max_nodes > kMostNodes) {
     throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
-                      Format("%d KV blocks on device and host are more than the %d that can be "
+                      Format("%lld KV blocks on device and host are more than the %d that can be "
                              "counted; lower kv_cache_bytes or host_cache_bytes",
-                             max_nodes, kMostNodes));
+                             static_cast<long long>(max_nodes), kMostNodes));
   }
   return static_cast<size_t>(max_nodes);
 }
@@ -41,7 +41,7 @@ int32_t CommonPrefix(const int32_t* a, const int32_t* b, int32_t n) {
 
 }  // namespace
 
-PrefixTree::PrefixTree(int32_t max_nodes, int32_t tokens_per_block, HashFn hash)
+PrefixTree::PrefixTree(int64_t max_nodes, int32_t tokens_per_block, HashFn hash)
     : tokens_per_block_(tokens_per_block),
       first_root_(static_cast<int32_t>(CheckedNodes(max_nodes)) + 1),
       hash_(hash),

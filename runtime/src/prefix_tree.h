@@ -66,7 +66,7 @@ class PrefixTree {
   static constexpr int32_t kMaxScan = 32;
 
   // For at most `max_nodes` blocks. `hash` is for tests of collisions.
-  PrefixTree(int32_t max_nodes, int32_t tokens_per_block, HashFn hash = HashTokens);
+  PrefixTree(int64_t max_nodes, int32_t tokens_per_block, HashFn hash = HashTokens);
 
   PrefixNode& operator[](int32_t id) { return nodes_[static_cast<size_t>(id)]; }
   const PrefixNode& operator[](int32_t id) const { return nodes_[static_cast<size_t>(id)]; }

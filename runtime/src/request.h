@@ -83,7 +83,7 @@ struct Request {
   uint64_t adapter_id = 0;
   int32_t adapter_slot = -1;
   float priority = 0.5f;
-  int64_t deadline_ns = 0;  // CLOCK_MONOTONIC; 0 = none
+  int64_t deadline_ns = 0;  // of the engine's clock; 0 = none
   int32_t num_prompt = 0;
   int32_t max_tokens = 0;
   SamplingParams params;
@@ -100,8 +100,6 @@ struct Request {
   TokenCounts counts;           // of tokens; filled only with penalties
   double cum_logprob = 0.0;
 
-  bool is_cancelled = false;  // guarded by the engine's mutex, unlike all the rest
-
   RequestState state = RequestState::kQueued;
   uint64_t start_order = 0;    // of its last start
   int32_t num_computed = 0;    // positions whose K and V are in the cache
@@ -117,6 +115,8 @@ struct Request {
   DraftState spec;
   std::vector<int32_t> draft;  // proposed for the coming step; capacity max_draft_len
 
+  // The id that the caller knows.
+  uint64_t public_id() const { return group == nullptr ? id : group->id; }
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t num_output() const { return num_tokens() - num_prompt; }
   const int32_t* output() const { return tokens.data() + num_prompt; }

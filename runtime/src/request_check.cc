@@ -46,8 +46,10 @@ class RequestChecker {
     request->prefix_key.salt = r_.cache_salt;
     request->prefix_key.adapter_id = r_.adapter_id;
     request->priority = r_.priority;
-    request->num_prompt_logprobs = r_.num_prompt_logprobs;
-    request->return_context_logits = r_.return_context_logits != 0;
+    if (sequence_idx == 0) {  // the others have the same prompt, and reuse what it computed
+      request->num_prompt_logprobs = r_.num_prompt_logprobs;
+      request->return_context_logits = r_.return_context_logits != 0;
+    }
     request->return_generation_logits = r_.return_generation_logits != 0;
     CopyRetention(&request->retention);
     SetTimes(request.get(), now_ns);

@@ -189,8 +189,7 @@ class FieldRules {
 
   void CheckGuide() const {
     if (r_.guide == nullptr) return;
-    const psm_guide& g = *r_.guide;
-    CheckStructSize("psm_guide", g.struct_size, {PSM_GUIDE_SIZE});
+    const psm_guide g = ReadStruct("psm_guide", r_.guide, psm_guide{}, {PSM_GUIDE_SIZE});
     const struct {
       const char* name;
       bool present;

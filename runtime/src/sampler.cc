@@ -63,7 +63,7 @@ void ExpAll(const float* __restrict x, int32_t n, float max, float* __restrict o
                            "%llu; finite values (or -inf) "
                            "are wanted: check the plan's weights and precision",
                            static_cast<double>(logits[id]), id, request.num_output(),
-                           static_cast<unsigned long long>(request.id)));
+                           static_cast<unsigned long long>(request.public_id())));
 }
 
 // Whether the history ends with the first n ids of `word`.
@@ -148,14 +148,14 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
         PSM_ERROR_INVALID_ARGUMENT,
         Format("request %llu: penalties and logit_bias drive a token beyond float32 at output %d; "
                "use smaller ones",
-               static_cast<unsigned long long>(request.id), request.num_output()));
+               static_cast<unsigned long long>(request.public_id()), request.num_output()));
   }
   if (max == kNegInf) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
         Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words or "
                "min_tokens",
-               static_cast<unsigned long long>(request.id), request.num_output()));
+               static_cast<unsigned long long>(request.public_id()), request.num_output()));
   }
   out->token = params.greedy()
                    ? best
@@ -201,8 +201,8 @@ void Sampler::RunProcessor(const Request& request, float* logits) const {
   if (status != PSM_OK) {
     throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
                       Format("the logits processor of request %llu failed at output %d: %s",
-                             static_cast<unsigned long long>(request.id), request.num_output(),
-                             psm_status_name(status)));
+                             static_cast<unsigned long long>(request.public_id()),
+                             request.num_output(), psm_status_name(status)));
   }
 }
 

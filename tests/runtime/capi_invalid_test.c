@@ -147,6 +147,20 @@ static void test_struct_sizes(void) {
   newer.appended[9] = 1;
   REFUSED(psm_engine_submit(engine, &newer.request, &id), bad_arg, "does not know");
 
+  struct {
+    psm_guide guide;
+    unsigned char appended[8];
+  } newer_guide;
+  memset(&newer_guide, 0, sizeof newer_guide);
+  request = good();
+  request.guide = &newer_guide.guide;
+  REFUSED(submit(request), bad_arg, "psm_guide.struct_size is 0");
+  newer_guide.guide.struct_size = sizeof newer_guide;
+  newer_guide.appended[3] = 1;
+  REFUSED(submit(request), bad_arg, "psm_guide has a field at byte");
+  newer_guide.appended[3] = 0;
+  REFUSED(submit(request), bad_arg, "psm_guide.fill_mask is NULL");
+
   psm_engine_stats stats;
   memset(&stats, 0x5a, sizeof stats);
   REFUSED(psm_engine_get_stats(engine, &stats), bad_arg, "no version of it takes more than");
@@ -236,6 +250,9 @@ static void test_executors(void) {
   BAD_INFO(f.info.max_input_len = 0, "max_input_len = 0");
   BAD_INFO(f.info.max_seq_len = 95, "max_seq_len = 95, at least 96");
   BAD_INFO(f.info.tokens_per_block = 0, "tokens_per_block = 0");
+  BAD_INFO(f.info.max_logits_rows = -1, "max_logits_rows = -1");
+  BAD_INFO(f.info.max_adapters = -1, "max_adapters = -1");
+  BAD_INFO(f.info.max_adapter_rank = -1, "max_adapter_rank = -1");
   BAD_INFO(f.info.kv_bytes_per_block = 0, "kv_bytes_per_block = 0");
   BAD_TABLE(table.describe = NULL, "describe is NULL");
   BAD_TABLE(table.open = NULL, "open is NULL");
@@ -276,6 +293,7 @@ static void test_options(void) {
   BAD_OPTION(o.iter_stats_max_iterations = -1, BAD_ARG, "iter_stats_max_iterations is -1");
   BAD_OPTION(o.kv_cache_bytes = 63, PSM_ERROR_OUT_OF_MEMORY,
              "kv_cache_bytes is 63, one KV block takes 64");
+  BAD_OPTION(o.kv_cache_bytes = UINT64_MAX, PSM_ERROR_OUT_OF_MEMORY, "can be counted");
   BAD_OPTION(o.struct_size = 2, BAD_ARG, "psm_engine_options.struct_size is 2");
   BAD_OPTION(o.struct_size = offsetof(psm_engine_options, max_batch_size) + 2, BAD_ARG,
              "ends inside a field");

@@ -5,12 +5,17 @@
 #include "engine.h"
 
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -347,6 +352,121 @@ void TestMisbehavingExecutors() {
   CHECK(shifted.message[std::strlen(shifted.message) - 1] == '\xa9');
 }
 
+// Each sequence's message names the request by the id that its caller has.
+void TestMessagesNameTheRequest() {
+  Harness h(Options{});
+  std::vector<int32_t> ids(101);
+  std::iota(ids.begin(), ids.end(), 0);
+  const std::vector<float> forbidden(ids.size(), -INFINITY);
+  Spec spec;
+  psm_request_init(&spec.request);
+  spec.prompt = {1, 2, 3};
+  spec.request.num_return_sequences = 2;
+  spec.request.logit_bias_ids = ids.data();
+  spec.request.logit_bias_values = forbidden.data();
+  spec.request.num_logit_bias = 101;
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t id = h.engine().Submit(plansmith::CheckRequest(spec.Get(), h.engine().config()));
+    while (h.engine().StepOnce()) {
+    }
+    psm_event events[4];
+    CHECK(h.engine().events().Poll(events, 4, 0) == 2);
+    for (int i = 0; i < 2; ++i) {
+      CHECK(events[i].kind == PSM_EVENT_FAILED && events[i].request_id == id);
+      CHECK(Contains(events[i].message, ("request " + std::to_string(id) + " forbids").c_str()));
+    }
+  }
+}
+
+// The rows of a prompt come once, and once is it computed, however many sequences it has.
+void TestRowsOfASharedPrompt() {
+  Harness h(Options{});
+  Spec spec;
+  psm_request_init(&spec.request);
+  spec.prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  spec.request.num_return_sequences = 3;
+  spec.request.max_tokens = 1;
+  spec.request.num_prompt_logprobs = 0;
+  h.engine().Submit(plansmith::CheckRequest(spec.Get(), h.engine().config()));
+  while (h.engine().StepOnce()) {
+  }
+  psm_event events[32];
+  CHECK(h.engine().events().Poll(events, 32, 0) == 9 + 3 * 2);
+  for (int i = 0; i < 9; ++i) {
+    CHECK(events[i].kind == PSM_EVENT_CONTEXT && events[i].sequence_idx == 0);
+    CHECK(events[i].output_idx == i);
+  }
+  CHECK(h.engine().Stats().num_prompt_tokens == 9 + 2);  // the others begin at the last block
+}
+
+// Copies that throw fail what runs, and nothing that they may have spoilt is used again.
+void TestCopiesThatThrow() {
+  fake_executor fake;
+  fake_executor_init(&fake);
+  EngineConfig config{};
+  config.executor = fake_executor_table(&fake);
+  config.executor.copy_blocks = [](void*, const psm_block_copy*, size_t) -> psm_status { throw 7; };
+  config.info = fake.info;
+  config.num_blocks = 50;
+  config.can_copy = true;
+  psm_engine_options_init(&config.options);
+  config.options.manual_step = 1;
+  {
+    Engine engine(config);
+    Spec spec;
+    psm_request_init(&spec.request);
+    spec.prompt = {1, 2, 3, 4, 5, 6, 7};  // a block and a part, which the second request copies
+    for (int round = 0; round < 3; ++round) {
+      engine.Submit(plansmith::CheckRequest(spec.Get(), config));
+      while (engine.StepOnce()) engine.CheckInvariants();
+      psm_event events[64];
+      const int64_t n = engine.events().Poll(events, 64, 0);
+      CHECK(n > 0 && events[n - 1].is_final == 1);
+      CHECK(events[n - 1].kind == (round == 1 ? PSM_EVENT_FAILED : PSM_EVENT_FINISHED));
+      if (round == 1) CHECK(Contains(events[n - 1].message, "could not copy"));
+      CHECK(events[n - 1].stats.reused_blocks == (round == 1 ? 1 : 0));
+    }
+  }
+  fake_executor_free(&fake);
+}
+
+// Adapters come and go between two steps of an engine that never rests.
+void TestAdaptersOfABusyEngine() {
+  fake_executor fake;
+  fake_executor_init(&fake);
+  EngineConfig config{};
+  config.executor = fake_executor_table(&fake);
+  config.executor.step = [](void* self, const psm_batch* batch, const float** logits) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    fake_executor* own = static_cast<fake_executor*>(self);
+    return fake_executor_table(own).step(own, batch, logits);
+  };
+  config.executor.load_adapter = [](void*, int32_t, const psm_lora_module*, size_t) -> psm_status {
+    return PSM_OK;
+  };
+  config.executor.unload_adapter = [](void*, int32_t) -> psm_status { return PSM_OK; };
+  config.info = fake.info;
+  config.info.max_adapters = 1;
+  config.num_blocks = 1000;
+  psm_engine_options_init(&config.options);
+  {
+    Engine engine(config);
+    Spec spec;
+    psm_request_init(&spec.request);
+    spec.prompt = {1, 2, 3};
+    spec.request.max_tokens = 80;
+    for (int i = 0; i < 40; ++i) engine.Submit(plansmith::CheckRequest(spec.Get(), config));
+    while (engine.Stats().iter == 0) std::this_thread::yield();
+    for (uint64_t id = 1; id <= 10; ++id) {
+      engine.LoadAdapter(id, nullptr, 0);
+      engine.UnloadAdapter(id);
+    }
+    // 40 requests of 80 tokens in a batch of 8 take 400 steps; each call waits for one or two.
+    CHECK(engine.Stats().iter < 200);
+  }
+  fake_executor_free(&fake);
+}
+
 // Once its buffers have grown, a step of running requests calls operator new not once.
 void TestSteadyStepAllocatesNothing() {
   std::mt19937 random(6);
@@ -429,6 +549,13 @@ void TestNoMemory(int32_t num_steps, long num_failures) {
       for (int32_t step = 0; step < num_steps; ++step) {
         ShortOfMemory([&] { engine.StepOnce(); });
         engine.CheckInvariants();
+      }
+      if (num_steps > 100) {  // with memory again the engine serves on
+        num_ends[engine.Submit(plansmith::CheckRequest(specs[0].Get(), engine.config()))] = 0;
+        engine.StepOnce();  // which may have a breakdown to end
+        while (engine.StepOnce()) {
+        }
+        CHECK(engine.Stats().num_queued_requests + engine.Stats().num_active_requests == 0);
       }
       while (!ShortOfMemory([&] { engine.Shutdown(); })) {
       }
@@ -549,6 +676,10 @@ int main() {
   TestBatchInvariance();
   TestRandomOperations();
   TestMisbehavingExecutors();
+  TestMessagesNameTheRequest();
+  TestRowsOfASharedPrompt();
+  TestCopiesThatThrow();
+  TestAdaptersOfABusyEngine();
   TestSteadyStepAllocatesNothing();
   TestNoMemory(200, 1);
   TestNoMemory(200, 25);

@@ -83,6 +83,19 @@ void TestTimeoutWakeClose() {
   CHECK(Readable(queue) && queue.Poll(&event, 1, 0) == -1);
 }
 
+// Logits belong to whoever took their event, and to the queue before (seen by the leak sanitizer).
+void TestLogitsThatNobodyTook() {
+  EventQueue queue;
+  for (int32_t i = 0; i < 300; ++i) {  // it grows
+    psm_event event = Event(1, i);
+    event.logits = new float[3]{};
+    queue.Push({event});
+    if (i % 3 != 0) continue;
+    CHECK(queue.Poll(&event, 1, 0) == 1);
+    psm_logits_free(event.logits);
+  }
+}
+
 // Two producers' worth of ids, four pollers: each event comes out once, and what one poller takes
 // is in order.
 void TestManyPollers() {
@@ -120,6 +133,7 @@ void TestManyPollers() {
 int main() {
   TestOrderAndGrowth();
   TestTimeoutWakeClose();
+  TestLogitsThatNobodyTook();
   TestManyPollers();
   return 0;
 }

@@ -231,7 +231,8 @@ class Checker {
 
   void TakeContext(const psm_event& event, const FuzzRequest& fuzz, Seen* seen) {
     ++coverage.context_events;
-    FUZZ_CHECK(fuzz.wants_context() && seen->num_tokens == 0, "a CONTEXT event nobody wants");
+    FUZZ_CHECK(fuzz.wants_context() && seen->num_tokens == 0 && event.sequence_idx == 0,
+               "a CONTEXT event nobody wants");
     FUZZ_CHECK(event.output_idx == seen->num_context, "position %d after %d", event.output_idx,
                seen->num_context);
     const size_t p = static_cast<size_t>(seen->num_context++);
@@ -253,7 +254,7 @@ class Checker {
     const size_t idx = static_cast<size_t>(seen->num_tokens++);
     seen->tokens.push_back(event.token_id);
     if (fuzz.has_beams()) return;  // compared as a whole, at the end
-    if (fuzz.wants_context()) {
+    if (fuzz.wants_context() && event.sequence_idx == 0) {
       FUZZ_CHECK(seen->num_context == static_cast<int32_t>(fuzz.prompt.size()),
                  "a token after %d of %zu CONTEXT events", seen->num_context, fuzz.prompt.size());
     }

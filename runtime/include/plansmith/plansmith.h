@@ -87,7 +87,7 @@ typedef int32_t psm_status;
   X(3, PSM_ERROR_ENGINE_FILE, "an engine file is missing, damaged or of another version")    \
   X(4, PSM_ERROR_OUT_OF_MEMORY, "memory or KV blocks do not suffice")                        \
   X(5, PSM_ERROR_QUEUE_FULL, "the request queue is full")                                    \
-  X(6, PSM_ERROR_NOT_FOUND, "no such request")                                               \
+  X(6, PSM_ERROR_NOT_FOUND, "no such request or adapter")                                    \
   X(7, PSM_ERROR_SHUTDOWN, "the engine is shutting down")                                    \
   X(8, PSM_ERROR_EXECUTOR, "the executor failed")                                            \
   X(9, PSM_ERROR_UNSUPPORTED, "this build or machine cannot do that")                        \
@@ -189,8 +189,9 @@ typedef struct psm_lora_module {
 } psm_lora_module;
 
 /* A table of functions: anything that turns a psm_batch into logits. The engine calls them from one
- * thread at a time (describe and open in psm_engine_create's, step in the engine's own or
- * psm_engine_step's, close in psm_engine_destroy's), in the order describe, open, step..., close.
+ * thread at a time (describe and open in psm_engine_create's, step and copy_blocks in the engine's
+ * own or psm_engine_step's, adapters in psm_engine_load_adapter's, close in psm_engine_destroy's),
+ * in the order describe, open, step..., close.
  * `self` is passed through. A step that fails fails every request in it with PSM_ERROR_EXECUTOR and
  * last_error's text; the engine goes on with the others. Logits must not hold NaN or +infinity: the
  * request whose row does fails. A step may call psm_engine_submit, _cancel and the statistics of
@@ -214,7 +215,8 @@ typedef struct psm_executor {
   /* The rest is optional: NULL = the executor cannot, and the engine does without.
    *
    * Copy blocks, one after another in order: each copy sees what those before it wrote. Called
-   * between steps. Without it a partly filled block is recomputed rather than shared. */
+   * between steps; when it fails, every running request fails and nothing cached is used again.
+   * Without it a partly filled block is recomputed rather than shared. */
   psm_status (*copy_blocks)(void* self, const psm_block_copy* copies, size_t num_copies);
   /* Allocate num_blocks host blocks. Called once, after open, when host_cache_bytes is set. */
   psm_status (*open_host)(void* self, int32_t num_blocks);
@@ -318,7 +320,8 @@ typedef struct psm_engine_options {
   /* 1: prompts are cut to fit the budget, at block boundaries where that leaves something; 0: a
    * prompt over the budget is refused. Default 1. */
   int32_t enable_chunked_context;
-  /* Requests that may wait to start; one more is PSM_ERROR_QUEUE_FULL. Default (and 0) 1024. */
+  /* Requests that may wait to start; one more is PSM_ERROR_QUEUE_FULL. Each of
+   * num_return_sequences counts, but they come in together. Default (and 0) 1024. */
   int32_t max_queue_size;
   /* Iteration records kept for psm_engine_iteration_stats; 0 = none. Default 1000. */
   int32_t iter_stats_max_iterations;
@@ -371,9 +374,10 @@ PSM_API void psm_engine_options_init(psm_engine_options* options);
 
 /* Start an engine over an executor. On success the engine owns the executor and closes it; on
  * failure the caller still does. options may be NULL. Blocks while the executor opens. Fails with
- * INVALID_ARGUMENT (options, table), EXECUTOR (its description or open), OUT_OF_MEMORY
- * (kv_cache_bytes below one block, no thread to be had, or what open says). An executor that has
- * been opened is used up even so: close it. */
+ * INVALID_ARGUMENT (options, table), UNSUPPORTED (host_cache_bytes with an executor that has no
+ * host blocks), EXECUTOR (its description or open), OUT_OF_MEMORY (kv_cache_bytes below one block,
+ * no thread to be had, or what open says). An executor that has been opened is used up even so:
+ * close it. */
 PSM_API psm_status psm_engine_create(const psm_executor* executor,
                                      const psm_engine_options* options, psm_engine** out);
 
@@ -419,8 +423,8 @@ typedef struct psm_retention_range {
 } psm_retention_range;
 
 /* What restricts a request's tokens to a language (a schema, a regular expression): a table of
- * functions over a state that stands behind the tokens accepted so far. The engine calls them on
- * one thread of its own beside the model's step, one at a time. */
+ * functions over a state that stands behind the tokens accepted so far. The engine calls fill_mask
+ * and accept on one thread of its own beside the model's step, one at a time. */
 typedef struct psm_guide {
   size_t struct_size;
   void* self;
@@ -433,7 +437,9 @@ typedef struct psm_guide {
   /* A second state like this one at its beginning, for the further sequences of a request; called
    * inside psm_engine_submit, before any accept. May be NULL with num_return_sequences 1. */
   psm_status (*clone)(void* self, void** out);
-  /* Release self (or a clone). Called once, when its sequence has ended. */
+  /* Release self (or a clone). Called once, when its sequence has ended and no other call is in
+   * progress, on the thread that steps or shuts down; of a clone whose submission failed, on that
+   * of the submission. */
   void (*close)(void* self);
   /* Text of the last failure, or NULL. May be NULL. */
   const char* (*last_error)(void* self);
@@ -486,11 +492,14 @@ typedef struct psm_request {
   int32_t allotted_time_ms;
   uint64_t client_id; /* the caller's own number, returned in every event. 0 */
 
-  /* Independent outputs; sequence i draws with seed + i. Prompt blocks are computed once. 1 */
+  /* Independent outputs, 1..1024; sequence i draws with seed + i. Prompt blocks are computed once.
+   * 1 */
   int32_t num_return_sequences;
   /* Beam search: greedy otherwise (temperature, top_k, top_p, min_p and seed are not used, nor may
-   * they ask for sampling), not with num_return_sequences, guides or logits outputs; never drafted
-   * for. Its beams come when it ends, best first, as sequences 0..beam_width - 1. 1 = off */
+   * they ask for sampling), not with num_return_sequences, guides, prompt log-probabilities or
+   * logits outputs; never drafted for. Its beams come when it ends, best first, as sequences
+   * 0..beam_width - 1, with the log-probabilities of their tokens alone. What ends before its first
+   * token ends as sequence 0, without beams. 1 = off */
   int32_t beam_width;
   float length_penalty;   /* a beam's score = cum_logprob / (output tokens ^ length_penalty). 1.0 */
   int32_t early_stopping; /* PSM_EARLY_STOPPING_NO */
@@ -505,8 +514,9 @@ typedef struct psm_request {
   int32_t decode_retention_priority;    /* of blocks with generated tokens. PSM_DEFAULT_RETENTION */
   int32_t decode_retention_duration_ms; /* -1 = for ever */
 
-  /* Of the prompt's tokens, as num_logprobs of the output's: a CONTEXT event for each position.
-   * -1 = none, 0 = the tokens' own. The prompt is then computed whole, reused prefix or not. -1 */
+  /* Of the prompt's tokens, as num_logprobs of the output's: a CONTEXT event for each position, of
+   * sequence 0 alone. -1 = none, 0 = the tokens' own. The prompt is then computed whole, reused
+   * prefix or not. -1 */
   int32_t num_prompt_logprobs;
   int32_t return_context_logits;    /* 1: each CONTEXT event brings its row. 0 */
   int32_t return_generation_logits; /* 1: each TOKEN event brings the row it was drawn from. 0 */
@@ -520,9 +530,9 @@ typedef struct psm_request {
 PSM_API void psm_request_init(psm_request* request);
 
 /* Queue a request; its events come out of psm_engine_poll. *request_id is never 0. Copies
- * everything. Does not block. Any thread. Fails with INVALID_ARGUMENT, SHAPE (too long),
- * QUEUE_FULL, SHUTDOWN, or OUT_OF_MEMORY when the request could not fit into the whole KV cache
- * even alone, or the host has no memory for it. */
+ * everything. Does not block. Any thread. Fails with INVALID_ARGUMENT, SHAPE (too long), NOT_FOUND
+ * (the adapter), QUEUE_FULL, SHUTDOWN, or OUT_OF_MEMORY when the request could not fit into the
+ * whole KV cache even alone, or the host has no memory for it. */
 PSM_API psm_status psm_engine_submit(psm_engine* engine, const psm_request* request,
                                      uint64_t* request_id);
 
@@ -547,8 +557,8 @@ PSM_API psm_status psm_engine_unload_adapter(psm_engine* engine, uint64_t adapte
 /* psm_event.kind */
 enum {
   PSM_EVENT_TOKEN = 1,    /* one generated token */
-  PSM_EVENT_FINISHED = 2, /* no more events of this request; stats are filled */
-  PSM_EVENT_FAILED = 3,   /* no more events; status and message tell why; stats are filled */
+  PSM_EVENT_FINISHED = 2, /* no more events of this sequence; stats are filled */
+  PSM_EVENT_FAILED = 3,   /* likewise; status and message tell why */
   PSM_EVENT_CONTEXT = 4   /* one position of the prompt, with num_prompt_logprobs or
                              return_context_logits; before the first TOKEN, in order */
 };
@@ -613,8 +623,9 @@ PSM_API void psm_logits_free(float* logits);
  * for ever) for the first. *num_events may be 0: on time-out and after psm_engine_wake. SHUTDOWN
  * once the engine is shut down and all events are taken. Any thread; several may poll, each event
  * goes to one of them. Events wait without limit: a client that does not poll stalls nobody, and
- * costs memory for what its running requests produce (at most max_tokens + 1 events each,
- * sizeof(psm_event) bytes apiece). */
+ * costs memory for what its requests produce: at most max_tokens + 1 events of sizeof(psm_event)
+ * bytes for each sequence or beam, one for each position of a prompt whose CONTEXT events it wants,
+ * and V floats for each that brings logits. */
 PSM_API psm_status psm_engine_poll(psm_engine* engine, psm_event* events, size_t max_events,
                                    int32_t timeout_ms, size_t* num_events);
 
@@ -635,7 +646,7 @@ typedef struct psm_engine_stats {
   uint64_t iter; /* steps run */
   uint64_t num_submitted_requests;
   uint64_t num_completed_requests; /* finished, failed or cancelled */
-  int32_t num_active_requests;     /* running or paused */
+  int32_t num_active_requests;     /* running or paused; here and below each sequence counts */
   int32_t num_queued_requests;
   int32_t num_paused_requests;
   int32_t max_num_active_requests; /* the batch limit */
