@@ -95,10 +95,15 @@ class BeamSearch {
   static bool Better(const Candidate& a, const Candidate& b);
   static bool IsDead(const Beam& beam);
 
+  // beam_candidates.cc
+  [[noreturn]] static void Refuse(const Request& request, const char* what);
+  void CheckAdjusted(const float* row, const Request& request) const;
   void Present(const Beam& beam, Request* request) const;
   void Collect(const float* row, int32_t parent, Sampler* sampler, Request* request);
   bool LogSoftmax(const float* row, Sampler* sampler, const Request& request);
   void KeepBest(const float* row);
+
+  // beam_search.cc
   void Select(const Request& request);
   void KeepHypothesis(const Beam& beam, const Candidate* candidate);
   void GoOn(const Candidate& candidate, Beam* to) const;
