@@ -28,6 +28,7 @@ class AdapterTable:
         """Load a directory under a name; see EngineBase.load_adapter."""
         if not isinstance(name, str) or not name:
             raise InvalidArgumentError(f"the adapter's name is {name!r}, it must be a text")
+        self._refuse_inside_step()
         with self._lock:
             if name in self.ids:
                 raise InvalidArgumentError(
@@ -42,6 +43,7 @@ class AdapterTable:
 
     def unload(self, name: str) -> None:
         """Forget an adapter; see EngineBase.unload_adapter."""
+        self._refuse_inside_step()
         with self._lock:
             if name not in self.ids:
                 raise NotFoundError(self._unknown(name))
@@ -58,6 +60,14 @@ class AdapterTable:
         if adapter not in ids.values():
             raise InvalidArgumentError(self._unknown(adapter))
         return int(adapter)
+
+    def _refuse_inside_step(self) -> None:
+        # Whoever holds the lock may be waiting for that step to end.
+        if self._core.is_called_here:
+            raise InvalidArgumentError(
+                "adapters are loaded and unloaded between steps, and this call comes from inside one (a logits "
+                "processor or the executor); call it from another thread"
+            )
 
     def _unknown(self, adapter: str | int) -> str:
         loaded = ", ".join(f"{name!r} (id {value})" for name, value in self.ids.items()) or "none"

@@ -36,7 +36,8 @@ class NativeEngine:
         self._closing = False
         self._close_once = threading.Lock()
         # Their callbacks and buffers must live as long as the engine.
-        self._executors = [one for one in (executor, options.draft_executor) if one is not None]
+        both = (executor, options.draft_executor)
+        self._executors = [one for one in dict.fromkeys(both) if one is not None]
         self._processors: dict[int, ProcessorCall] = {}  # by client id, until the last event
         self._events = core.ffi.new("psm_event[]", _EVENTS_A_POLL)
         out = core.ffi.new("psm_engine**")

@@ -418,6 +418,23 @@ def test_requests_of_several_adapters_and_none_run_together(tmp_path: Path) -> N
         assert again not in ids, "blocks cached for an id that was unloaded are never found again"
 
 
+def test_a_processor_that_loads_an_adapter_does_not_wait_for_one_that_waits_for_it(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "adapter")
+    with Engine.from_executor(fake_executor()) as engine:
+        loader = threading.Thread(target=engine.load_adapter, args=("first", path))
+
+        def processor(_tokens: Any, _logits: Any) -> None:
+            loader.start()
+            while not engine._adapters._lock.locked():
+                time.sleep(0.001)
+            engine.load_adapter("second", path)
+
+        with pytest.raises(errors.InvalidArgumentError, match="from inside one"):
+            one(engine, dataclasses.replace(GREEDY, logits_processor=processor))
+        loader.join(30)
+        assert not loader.is_alive() and engine.adapters == {"first": 1}
+
+
 def test_adapters_that_cannot_be_loaded(tmp_path: Path, engine: Engine) -> None:
     path = write_adapter(tmp_path / "a")
     engine.load_adapter("a", path)
@@ -514,6 +531,15 @@ def test_options_that_cannot_be(options: dict[str, Any], text: str) -> None:
     model = FakeModel()
     with pytest.raises(errors.InvalidArgumentError, match=text):
         Engine.from_executor(PythonExecutor(model), EngineOptions(**options))
+    assert model.closed == 1
+
+
+def test_an_executor_cannot_be_its_own_draft() -> None:
+    model = FakeModel()
+    executor = PythonExecutor(model)
+    options = EngineOptions(draft_mode="model", draft_executor=executor)
+    with pytest.raises(errors.InvalidArgumentError, match="open the plan a second time"):
+        Engine.from_executor(executor, options)
     assert model.closed == 1
 
 
