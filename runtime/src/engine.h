@@ -117,8 +117,8 @@ class Engine {
   int32_t AdvanceContext(const ScheduledSeq& seq, const float* rows);
   int32_t AdvanceGeneration(Request* request, const float* rows);
   void FinishBeamsIfDone(Request* request);
-  // Draws and emits one token; false when the request has ended by it.
-  bool DrawToken(Request* request, const float* row, int32_t row_idx);
+  int32_t Verify(Request* request, const float* rows);
+  int32_t DrawToken(Request* request, const float* row, int32_t row_idx);
   void PublishBlocks(Request* request, bool with_tail);
   void EmitContext(Request* request, const float* row);
   void AttachLogits(const float* row, psm_event* event) const;

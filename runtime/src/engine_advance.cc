@@ -63,7 +63,8 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
       request->beams->Start(last, &sampler_, &kv_, request);
       FinishBeamsIfDone(request);
     } else {
-      DrawToken(request, last, 0);
+      const int32_t reason = DrawToken(request, last, 0);
+      if (reason != PSM_FINISH_NOT_FINISHED) Finish(request, reason);
     }
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
@@ -73,25 +74,32 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
 
 int32_t Engine::AdvanceGeneration(Request* request, const float* rows) {
   ++request->stats.num_decode_iters;
-  const bool is_beams = request->beams != nullptr;
-  const int32_t num_draft = static_cast<int32_t>(request->draft.size());
-  const int32_t num_rows = is_beams ? request->width() : 1 + num_draft;
-  int32_t num_accepted = 0;
   try {
-    if (is_beams) {
-      request->beams->Advance(rows, &sampler_, &kv_, request);
-      FinishBeamsIfDone(request);
-      return num_rows;
-    }
-    // Row j follows draft[0..j); it counts as long as the drafts before it are what was drawn.
-    for (int32_t j = 0; DrawToken(request, rows, j) && j < num_draft; ++j) {
-      if (request->tokens.back() != request->draft[static_cast<size_t>(j)]) break;
+    if (request->beams == nullptr) return Verify(request, rows);
+    request->beams->Advance(rows, &sampler_, &kv_, request);
+    FinishBeamsIfDone(request);
+  } catch (const StatusError& e) {
+    Fail(request, e.code(), e.what());
+  }
+  return request->width();
+}
+
+// Row j follows draft[0..j); it counts as long as the drafts before it are what was drawn.
+int32_t Engine::Verify(Request* request, const float* rows) {
+  const int32_t num_draft = static_cast<int32_t>(request->draft.size());
+  int32_t num_accepted = 0;
+  int32_t reason = PSM_FINISH_NOT_FINISHED;
+  try {
+    for (int32_t j = 0; j <= num_draft && reason == PSM_FINISH_NOT_FINISHED; ++j) {
+      reason = DrawToken(request, rows, j);
+      if (j == num_draft || request->tokens.back() != request->draft[static_cast<size_t>(j)]) break;
       ++request->num_computed;
       ++num_accepted;
       rows += config_.info.vocab_size;
     }
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
+    return 1 + num_draft;
   }
   if (num_draft > 0) {
     request->stats.num_draft_tokens += num_draft;
@@ -100,21 +108,23 @@ int32_t Engine::AdvanceGeneration(Request* request, const float* rows) {
     speculator_->Observe(request, num_draft, num_accepted);
     request->draft.clear();
   }
-  if (request->state != RequestState::kRetired) PublishBlocks(request, false);
-  return num_rows;
+  if (reason != PSM_FINISH_NOT_FINISHED) {
+    Finish(request, reason);
+  } else {
+    PublishBlocks(request, false);
+  }
+  return 1 + num_draft;
 }
 
-// Throws StatusError when the row or the request does not allow a token.
-bool Engine::DrawToken(Request* request, const float* row, int32_t row_idx) {
+// Draws and emits a token; why the request ends with it, or PSM_FINISH_NOT_FINISHED. Throws
+// StatusError when the row or the request does not allow a token.
+int32_t Engine::DrawToken(Request* request, const float* row, int32_t row_idx) {
   const uint32_t* mask = request->guide == nullptr ? nullptr : guides_.Mask(*request, row_idx);
   Sample sample;
   sampler_.Draw(row, *request, mask, &sample);
   EmitToken(request, sample, row);
   if (request->guide != nullptr) guides_.Accept(request, request->num_output() - 1);
-  const int32_t reason = FinishReason(*request);
-  if (reason == PSM_FINISH_NOT_FINISHED) return true;
-  Finish(request, reason);
-  return false;
+  return FinishReason(*request);
 }
 
 // What a step has filled becomes shareable. Almost always there is nothing to do.
