@@ -219,6 +219,10 @@ class RecordingModel:
         self._pool.copy(copies)
         self._inner.copy_blocks(copies)
 
+    def open_host(self, num_blocks: int) -> None:
+        self._pool.open_host(num_blocks)
+        self._inner.open_host(num_blocks)
+
     def close(self) -> None:
         self._inner.close()
 

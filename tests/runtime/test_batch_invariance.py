@@ -1,17 +1,18 @@
 """A request's tokens depend on its prompt, parameters and seed alone, whatever runs beside it.
 
-Arrivals, token budgets, batch limits, policies, KV sizes that force pauses, and cancels are drawn at random; steps run
-by hand, so a failure is the same each time.
+Arrivals, cancels, token budgets, batch limits, policies, KV sizes that force pauses, host memory, reuse and drafts are
+drawn at random; steps run by hand, so a failure comes again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_switches import OftenRight, switches, with_draft, write_fake_adapter
 from fake_executor import INFO, FakeModel, History, RecordingModel, greedy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def min_blocks(info: ModelInfo) -> int:
     return -(-(MAX_PROMPT + MAX_OUTPUT) // info.tokens_per_block)
 
 
-def sampling(vocab_size: int) -> st.SearchStrategy[SamplingParams]:
+def sampling(vocab_size: int, adapters: Sequence[str]) -> st.SearchStrategy[SamplingParams]:
     token = st.integers(0, vocab_size - 1)
     return st.builds(
         SamplingParams,
@@ -51,44 +52,37 @@ def sampling(vocab_size: int) -> st.SearchStrategy[SamplingParams]:
         stop_token_ids=st.lists(token, max_size=2),
         logprobs=st.just(3),
         priority=st.sampled_from([0.0, 0.5, 1.0]),
+        prompt_logprobs=st.sampled_from([None, None, None, 2]),
+        return_generation_logits=st.booleans(),
+        adapter=st.sampled_from([None, None, *adapters]),
+        cache_salt=st.sampled_from([None, None, None, "other"]),
+        max_draft_len=st.sampled_from([None, None, 0, 1]),
     )
 
 
-def requests(vocab_size: int) -> st.SearchStrategy[list[Request]]:
+def requests(vocab_size: int, adapters: Sequence[str] = ()) -> st.SearchStrategy[list[Request]]:
     # Few different tokens and a common beginning: prompts that share prefixes are what caches get wrong.
     prompt = st.lists(st.integers(0, min(vocab_size - 1, 3)), min_size=1, max_size=MAX_PROMPT).map(tuple)
     one = st.builds(
         Request,
         prompt=prompt,
-        params=sampling(vocab_size),
+        params=sampling(vocab_size, adapters),
         submit_before_step=st.integers(0, 12),
         cancel_before_step=st.one_of(st.none(), st.none(), st.integers(1, 25)),
     )
     return st.lists(one, min_size=1, max_size=10)
 
 
-def options(info: ModelInfo) -> st.SearchStrategy[EngineOptions]:
-    return st.builds(
-        lambda batch_size, extra, policy, blocks: EngineOptions(
-            max_batch_size=batch_size,
-            max_num_tokens=min(info.max_num_tokens, batch_size + extra),
-            scheduler_policy=policy,
-            kv_cache_bytes=blocks * info.kv_bytes_per_block,
-            manual_step=True,
-        ),
-        st.integers(1, info.max_batch_size),
-        st.integers(0, 24),
-        st.sampled_from(["guaranteed_no_evict", "max_utilization", "max_utilization"]),
-        st.integers(min_blocks(info), 3 * min_blocks(info)),
-    )
-
-
 def run(
-    executor: Executor, engine_options: EngineOptions, work: list[Request]
+    executor: Executor, engine_options: EngineOptions, work: list[Request], adapters: Mapping[str, Path]
 ) -> tuple[list[Completion], Any]:
     """Return the completions of `work`, submitted and cancelled at its steps, and the engine's last statistics."""
     handles: dict[int, RequestHandle] = {}
     with Engine.from_executor(executor, engine_options) as engine:
+        # All or none, so that each has the same slot alone: the fake model's logits depend on it.
+        if any(request.params.adapter is not None for request in work):
+            for name, path in adapters.items():
+                engine.load_adapter(name, path)
         step = 0
         while len(handles) < len(work) or not all(h.done for h in handles.values()):
             assert step < 3000, "the engine does not come to an end"
@@ -105,44 +99,91 @@ def run(
         return [handles[i].result() for i in range(len(work))], stats
 
 
-def output(completion: Completion) -> list[tuple[int, float, Any]]:
+def output(completion: Completion) -> list[tuple[int, float, Any, bytes]]:
+    """Return the tokens with their log-probabilities, and the logits where they were asked for."""
     assert completion.logprobs is not None
-    return [(entry.token_id, entry.logprob, entry.top) for entry in completion.logprobs]
+    rows = completion.generation_logits
+    return [
+        (entry.token_id, entry.logprob, entry.top, b"" if rows is None else rows[i].tobytes())
+        for i, entry in enumerate(completion.logprobs)
+    ]
 
 
-def check(make_executor: Callable[[], Executor], engine_options: EngineOptions, work: list[Request]) -> Any:
-    """Compare each request with itself alone in an engine; return the statistics of the mixed run."""
-    together, stats = run(make_executor(), engine_options, work)
+def check(
+    make_executor: Callable[[], Executor],
+    engine_options: EngineOptions,
+    work: list[Request],
+    make_draft: Callable[[], Executor] | None = None,
+    adapters: Mapping[str, Path] | None = None,
+) -> Any:
+    """Compare each request with itself alone in an engine without reuse; return the statistics of the mixed run."""
+    chosen = with_draft(engine_options, make_draft) if make_draft is not None else engine_options
+    loaded = adapters or {}
+    together, stats = run(make_executor(), chosen, work, loaded)
     for request, mixed in zip(work, together, strict=True):
         by_itself = dataclasses.replace(request, submit_before_step=0, cancel_before_step=None)
-        (alone,), _ = run(make_executor(), EngineOptions(manual_step=True), [by_itself])
+        plain = EngineOptions(manual_step=True, enable_block_reuse=False)
+        (alone,), _ = run(make_executor(), plain, [by_itself], loaded)
         if mixed.finish_reason == "cancelled":
             assert output(mixed) == output(alone)[: len(mixed.token_ids)]
         else:
             assert output(mixed) == output(alone)
             assert (mixed.finish_reason, mixed.stop_reason) == (alone.finish_reason, alone.stop_reason)
+            assert mixed.prompt_logprobs == alone.prompt_logprobs
     assert stats.used_num_blocks == 0 and stats.num_active_requests == stats.num_queued_requests == 0
     assert stats.num_completed_requests == len(work)
     return stats
 
 
+@pytest.fixture(scope="module")
+def fake_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: write_fake_adapter(folder / name, INFO) for name in "ab"}
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(engine_options=options(INFO), work=requests(INFO.vocab_size))
-def test_with_the_fake_model(engine_options: EngineOptions, work: list[Request]) -> None:
-    check(lambda: PythonExecutor(FakeModel()), engine_options, work)
-
-
-def test_the_kv_sizes_drawn_do_force_pauses() -> None:
-    params = SamplingParams(max_tokens=MAX_OUTPUT, temperature=0.0, logprobs=3)
-    work = [Request((i,) * 20, params, 0, None) for i in range(6)]
-    tiny = EngineOptions(
-        scheduler_policy="max_utilization",
-        kv_cache_bytes=min_blocks(INFO) * INFO.kv_bytes_per_block,
-        manual_step=True,
+@given(engine_options=switches(INFO, min_blocks(INFO)), work=requests(INFO.vocab_size, "ab"))
+def test_with_the_fake_model(
+    fake_adapters: dict[str, Path], engine_options: EngineOptions, work: list[Request]
+) -> None:
+    check(
+        lambda: PythonExecutor(FakeModel()),
+        engine_options,
+        work,
+        lambda: PythonExecutor(OftenRight()),
+        fake_adapters,
     )
-    stats = check(lambda: PythonExecutor(FakeModel()), tiny, work)
-    assert stats.num_pauses > 0
-    assert stats.num_prompt_tokens > 6 * 20, "what a pause threw away is computed again"
+
+
+TIGHT: dict[str, Any] = {
+    "scheduler_policy": "max_utilization",
+    "kv_cache_bytes": min_blocks(INFO) * INFO.kv_bytes_per_block,
+}
+ALWAYS: dict[str, Any] = {"max_draft_len": 3, "adaptive_draft_len": False}
+
+
+@pytest.mark.parametrize(
+    ("switched", "counted"),
+    [
+        ({**TIGHT, "pause_policy": "recompute"}, ["num_pauses"]),
+        ({**TIGHT, "enable_block_reuse": False}, ["num_pauses"]),
+        (
+            {**TIGHT, "pause_policy": "swap", "host_cache_bytes": 64 * INFO.kv_bytes_per_block},
+            ["num_pauses", "offloaded_blocks", "onboarded_blocks"],
+        ),
+        ({**ALWAYS, "draft_mode": "ngram", "ngram_min": 1}, ["num_draft_tokens"]),
+        ({**ALWAYS, "draft_mode": "model"}, ["num_accepted_draft_tokens"]),
+        ({**TIGHT, **ALWAYS, "draft_mode": "model"}, ["num_pauses", "num_accepted_draft_tokens"]),
+        ({"max_num_tokens": 8, "chunking_policy": "equal_progress"}, ["reused_tokens"]),
+    ],
+)
+def test_what_is_drawn_does_happen(switched: dict[str, Any], counted: list[str]) -> None:
+    """Else the test above would find nothing."""
+    params = SamplingParams(max_tokens=MAX_OUTPUT, temperature=0.0, logprobs=3)
+    work = [Request((i // 2,) * 20, params, 0, None) for i in range(12)]
+    chosen = EngineOptions(manual_step=True, **switched)
+    stats = check(lambda: PythonExecutor(FakeModel()), chosen, work, lambda: PythonExecutor(OftenRight()))
+    assert all(getattr(stats, name) > 0 for name in counted)
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
@@ -210,7 +251,9 @@ def test_with_the_cpu_executor_bit_for_bit(
         return PythonExecutor(models[-1])
 
     work = data.draw(requests(info.vocab_size))
-    check(make, data.draw(options(info)), work)
+    draft = tiny_engine(family, "int4") / "targets" / "cpu" / "model.plan"
+    chosen = data.draw(switches(info, min_blocks(info)))
+    check(make, chosen, work, lambda: cpu_executor(draft, num_threads=1))
     num_rows = sum(model.num_compared for model in models)
     # A request that is not cancelled at once has each of its histories in both runs.
     if any(request.cancel_before_step is None for request in work):
