@@ -280,12 +280,6 @@ EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_opt
                         "draft_executor is the engine's own executor, which has one KV pool and is "
                         "closed once; open the plan a second time for the draft");
     }
-    if (config.draft.self == config.executor.self && config.draft.step == config.executor.step &&
-        config.draft.close == config.executor.close) {
-      throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
-                        "draft_executor is the engine's own executor, which has one KV pool and is "
-                        "closed once; open the plan a second time for the draft");
-    }
     config.draft_info = Describe(config.draft);
     CheckDraft(config);
     config.can_copy = config.can_copy && config.draft.copy_blocks != nullptr;
