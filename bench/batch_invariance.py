@@ -119,7 +119,7 @@ def write_adapter(path: Path, model: Any) -> None:
             prefix = f"base_model.model.model.layers.{layer}.{name}"
             a = rng.standard_normal((8, num_in)) / num_in**0.5
             tensors[f"{prefix}.lora_A.weight"] = a.astype(np.float32)
-            tensors[f"{prefix}.lora_B.weight"] = (rng.standard_normal((num_out, 8)) * 0.02).astype(np.float32)
+            tensors[f"{prefix}.lora_B.weight"] = (rng.standard_normal((num_out, 8)) * 0.06).astype(np.float32)
     path.mkdir()
     save_file(tensors, path / "adapter_model.safetensors")
     targets = [name.rpartition(".")[2] for name in sizes]
