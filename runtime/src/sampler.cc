@@ -13,8 +13,9 @@ namespace plansmith {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-constexpr int32_t kLanes = 32;    // more than GCC unrolls away before it vectorizes
-constexpr int32_t kBlock = 1024;  // floats searched again for the index of the maximum
+constexpr int32_t kLanes = 32;     // more than GCC unrolls away before it vectorizes
+constexpr int32_t kBlock = 1024;   // floats searched again for the index of the maximum
+constexpr size_t kRaceBlock = 64;  // tokens looked at together before any alone
 
 float BlockMax(const float* x, int32_t n, bool* has_nan) {
   float lane_max[kLanes];
@@ -52,6 +53,53 @@ double Sum(const float* x, int32_t n) {
 void ExpAll(const float* __restrict x, int32_t n, float max, float* __restrict out) {
   for (int32_t i = 0; i < n; ++i) out[i] = ExpNonPositive(x[i] - max);
 }
+
+// The largest of kRaceBlock numbers <= 0: as integers, whose order GCC may change and so vectorize.
+float BlockMaxNonPositive(const float* z) {
+  int32_t least = 0x7fffffff;
+  for (size_t j = 0; j < kRaceBlock; ++j) {
+    int32_t magnitude;
+    std::memcpy(&magnitude, z + j, sizeof magnitude);
+    magnitude &= 0x7fffffff;
+    least = magnitude < least ? magnitude : least;
+  }
+  float max;
+  std::memcpy(&max, &least, sizeof max);
+  return -max;
+}
+
+// Tokens arrive after exponentially distributed times, their weights being the rates; the first
+// wins. Each wins with its share of the weight, in whatever order they enter. The least u is 2^-33:
+// tokens with less than about 1e-10 of the best one's weight win never instead of that rarely.
+class Race {
+ public:
+  explicit Race(float min_p) : min_p_(min_p) {}
+
+  void Enter(int32_t id, float z, uint32_t bits) {
+    const float weight = ExpNonPositive(z);
+    if (weight == 0.0f || weight < min_p_) return;
+    const double time = Exponential(bits) / static_cast<double>(weight);
+    if (time < best_ || (time == best_ && id < winner_)) {
+      best_ = time;
+      winner_ = id;
+    }
+  }
+
+  // Tokens of at most this weight neither win nor tie unless the upper 16 of their bits are below
+  // the result: u is below -log(1 - u), so this takes no logarithm. 1e-5 for what rounding takes.
+  int32_t Limit(float weight) const {
+    if (weight == 0.0f) return 0;
+    const double bound = best_ * static_cast<double>(weight) * 1.00001;
+    return static_cast<int32_t>(std::min(bound, 1.0) * 0x1.0p16) + 1;
+  }
+
+  int32_t winner() const { return winner_; }
+
+ private:
+  float min_p_;
+  double best_ = std::numeric_limits<double>::infinity();
+  int32_t winner_ = -1;
+};
 
 [[noreturn]] void BadLogits(const float* logits, int32_t vocab_size, const Request& request) {
   int32_t id = 0;
@@ -103,10 +151,10 @@ int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan) {
 Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
   const size_t n = static_cast<size_t>(vocab_size);
   adjusted_.resize(n);
-  z_.resize(n);
+  z_.resize((n + kRaceBlock - 1) / kRaceBlock * kRaceBlock, kNegInf);
   weights_.resize(n);
   candidates_.resize(n);
-  block_sums_.resize((n + kBlock - 1) / kBlock);
+  block_weights_.resize(z_.size() / kRaceBlock);
 }
 
 void Sampler::CheckRow(const float* logits, const Request& request, float* max, int32_t* best) {
@@ -160,7 +208,7 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
   out->token = params.greedy()
                    ? best
                    : DrawFrom(adjusted, max, params,
-                              UniformAt(params.seed, static_cast<uint32_t>(request.num_output())));
+                              DrawKey(params.seed, static_cast<uint32_t>(request.num_output())));
   out->num_top = 0;
   if (params.num_logprobs > 0) LogProbs(logits, raw_max, params.num_logprobs, out);
 }
@@ -206,27 +254,26 @@ void Sampler::RunProcessor(const Request& request, float* logits) const {
   }
 }
 
-int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& params, double u) {
+int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& params,
+                          const PhiloxKey& key) {
   const float temperature = params.temperature;
   float* z = z_.data();
   // Relative to the best first: a small temperature cannot overflow then.
   for (int32_t i = 0; i < vocab_size_; ++i) z[i] = (logits[i] - max) / temperature;
   const bool cut_k = params.top_k > 0 && params.top_k < vocab_size_;
   const bool cut_p = params.top_p < 1.0f;
-  if (!cut_k && !cut_p) return DrawByWalk(params.min_p, u);
+  if (!cut_k && !cut_p) return RaceAll(params.min_p, key);
 
   size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(params.top_p);
-  if (cut_k) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
+  if (cut_k && cut_p) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
   if (cut_p)
     n = KeepTopP(n, cut_k ? CandidateSum(n) : Sum(weights_.data(), vocab_size_), params.top_p);
-  while (n > 1 && ExpNonPositive(candidates_[n - 1].z) < params.min_p) --n;
-
-  double left = u * CandidateSum(n);
-  for (size_t i = 0; i + 1 < n; ++i) {
-    left -= static_cast<double>(ExpNonPositive(candidates_[i].z));
-    if (left < 0.0) return candidates_[i].id;
+  Race race(params.min_p);
+  for (size_t i = 0; i < n; ++i) {
+    const auto [token_z, id] = candidates_[i];
+    race.Enter(id, token_z, DrawBits(key, id));
   }
-  return candidates_[n - 1].id;
+  return race.winner();
 }
 
 double Sampler::CandidateSum(size_t n) const {
@@ -235,39 +282,36 @@ double Sampler::CandidateSum(size_t n) const {
   return sum;
 }
 
-// No top_k and no top_p: walk the vocabulary in its own order, nothing needs sorting.
-int32_t Sampler::DrawByWalk(float min_p, double u) {
-  float* w = weights_.data();
-  ExpAll(z_.data(), vocab_size_, 0.0f, w);
-  if (min_p > 0.0f) {
-    for (int32_t i = 0; i < vocab_size_; ++i) w[i] = w[i] < min_p ? 0.0f : w[i];
+// No top_k and no top_p: the whole vocabulary runs. In most blocks no u is small enough even for
+// the heaviest token, and then none of them is looked at alone.
+int32_t Sampler::RaceAll(float min_p, const PhiloxKey& key) {
+  float* heaviest = block_weights_.data();
+  const size_t num_blocks = block_weights_.size();
+  for (size_t b = 0; b < num_blocks; ++b)
+    heaviest[b] = BlockMaxNonPositive(z_.data() + b * kRaceBlock);
+  for (size_t b = 0; b < num_blocks; ++b) heaviest[b] = ExpNonPositive(heaviest[b]);
+
+  Race race(min_p);
+  for (size_t b = 0; b < num_blocks; ++b) {
+    const int32_t limit = race.Limit(heaviest[b]);
+    if (limit == 0) continue;
+    const size_t begin = b * kRaceBlock;
+    const float* z = z_.data() + begin;
+    uint32_t upper[kRaceBlock / 2];
+    int32_t num_early = 0;
+    for (size_t j = 0; j < kRaceBlock / 2; ++j) {
+      upper[j] = UpperDrawBits(key, static_cast<uint32_t>(begin / 2 + j));
+      num_early += static_cast<int32_t>(upper[j] >> 16) < limit;
+      num_early += static_cast<int32_t>(upper[j] & 0xffff) < limit;
+    }
+    if (num_early == 0) continue;
+    for (size_t j = 0; j < kRaceBlock; ++j) {
+      const int32_t id = static_cast<int32_t>(begin + j);
+      if (static_cast<int32_t>(upper[j / 2] >> (j % 2 * 16) & 0xffff) < limit)
+        race.Enter(id, z[j], DrawBits(key, id));
+    }
   }
-  double total = 0.0;
-  for (size_t b = 0; b < block_sums_.size(); ++b) {
-    const int32_t begin = static_cast<int32_t>(b) * kBlock;
-    block_sums_[b] = Sum(w + begin, std::min(kBlock, vocab_size_ - begin));
-    total += block_sums_[b];
-  }
-  // Whole blocks first. What cannot be drawn (weight 0) must not catch the rounding of the last
-  // subtraction either.
-  double left = u * total;
-  size_t block = 0;
-  for (size_t b = 0; b < block_sums_.size(); ++b) {
-    if (block_sums_[b] == 0.0) continue;
-    block = b;
-    if (left < block_sums_[b]) break;
-    left -= block_sums_[b];
-  }
-  const int32_t begin = static_cast<int32_t>(block) * kBlock;
-  const int32_t end = std::min(begin + kBlock, vocab_size_);
-  int32_t drawn = begin;
-  for (int32_t i = begin; i < end; ++i) {
-    if (w[i] == 0.0f) continue;
-    drawn = i;
-    left -= static_cast<double>(w[i]);
-    if (left < 0.0) break;
-  }
-  return drawn;
+  return race.winner();
 }
 
 // The top_k best into candidates_, in no order. One pass over V with a threshold that rises

@@ -6,6 +6,14 @@
 // order of additions, so the token depends on the row and the request alone. No libm function with
 // rounding of its own takes part, so equal logits give equal tokens on every machine.
 //
+// The draw is an exponential race: of the tokens kept, the one with the least E / w (the lower id
+// of equal ones), w its weight e^z, E = -log(1 - u) and u a uniform number of (seed, output
+// position, token id). Two models with the same numbers then draw the same token at least (1 - d) /
+// (1 + d) of the time, d the total variation distance of their distributions, which is what
+// speculation lives on; no draw without knowledge of the other distribution guarantees more. A walk
+// along cumulated weights would agree far less: where the sums before a token differ, so do the
+// intervals.
+//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,6 +22,7 @@
 #include <vector>
 
 #include "request.h"
+#include "rng.h"
 
 namespace plansmith {
 
@@ -93,8 +102,9 @@ class Sampler {
   void CheckRow(const float* logits, const Request& request, float* max, int32_t* best);
   const float* Adjust(const float* logits, const Request& request, const uint32_t* mask);
   void RunProcessor(const Request& request, float* logits) const;
-  int32_t DrawFrom(const float* logits, float max, const SamplingParams& params, double u);
-  int32_t DrawByWalk(float min_p, double u);
+  int32_t DrawFrom(const float* logits, float max, const SamplingParams& params,
+                   const PhiloxKey& key);
+  int32_t RaceAll(float min_p, const PhiloxKey& key);
   double CandidateSum(size_t n) const;
   size_t KeepTopK(int32_t top_k);
   size_t KeepPlausible(float top_p);
@@ -103,10 +113,10 @@ class Sampler {
 
   int32_t vocab_size_;
   std::vector<float> adjusted_;        // [V]
-  std::vector<float> z_;               // [V]
+  std::vector<float> z_;               // [V], then -inf up to whole blocks of a race
   std::vector<float> weights_;         // [V] e^z
   std::vector<Candidate> candidates_;  // [V]
-  std::vector<double> block_sums_;     // of weights_
+  std::vector<float> block_weights_;   // the largest of each block of a race
 };
 
 }  // namespace plansmith

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -69,12 +70,70 @@ void TestPhilox() {
          PhiloxCounter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   CHECK((Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
          PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
-  // 0x6627e8d5e169c58d >> 11, as a fraction of 2^53
-  CHECK(plansmith::UniformAt(0, 0) ==
-        static_cast<double>(0x6627e8d5e169c58dull >> 11) / 9007199254740992.0);
-  CHECK(plansmith::UniformAt(uint64_t{1} << 32, 0) !=
-        plansmith::UniformAt(0, 0));  // all of the seed
-  CHECK(plansmith::UniformAt(5, 1) != plansmith::UniformAt(5, 0));
+}
+
+// Deviations of a chi-square over equally likely cells from its mean (Wilson and Hilferty).
+double ChiSquareSigmas(const std::vector<int>& counts) {
+  const double n = std::accumulate(counts.begin(), counts.end(), 0.0);
+  const double expected = n / static_cast<double>(counts.size());
+  double chi2 = 0.0;
+  for (int count : counts) chi2 += (count - expected) * (count - expected) / expected;
+  const double freedom = static_cast<double>(counts.size()) - 1.0, v = 2.0 / (9.0 * freedom);
+  return (std::cbrt(chi2 / freedom) - (1.0 - v)) / std::sqrt(v);
+}
+
+// The bits of all tokens are the same on every machine, uniform over ids, positions and seeds, and
+// those of two tokens, positions or seeds are independent of each other.
+void TestDrawBits() {
+  using plansmith::DrawBits;
+  using plansmith::DrawKey;
+  CHECK(DrawKey(0, 0) == (plansmith::PhiloxKey{0x6627e8d5, 0xe169c58d}));
+  CHECK(DrawKey(uint64_t{1} << 32, 0) != DrawKey(0, 0));  // all of the seed
+  CHECK(DrawBits(DrawKey(0, 0), 0) == 0x6b493d50);
+  CHECK(DrawBits(DrawKey(0, 0), 1) == 0xad3c02aa);
+  CHECK(DrawBits(DrawKey(7, 3), 49151) == 0x9ab1f696);
+  CHECK(DrawBits(DrawKey(uint64_t{1} << 40, 9), 151935) == 0x3047e19a);
+  const auto pair = [](uint32_t a, uint32_t b) { return (a >> 28) * 16 + (b >> 28); };
+  for (uint64_t seed : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 40}) {
+    std::vector<int> high(1024), low(1024), ids(256), positions(256), seeds(256);
+    for (uint32_t at = 0; at < 3; ++at) {
+      const auto key = DrawKey(seed, at), next = DrawKey(seed, at + 1),
+                 other = DrawKey(seed + 1, at);
+      for (int32_t id = 0; id < 49152; ++id) {
+        const uint32_t bits = DrawBits(key, id);
+        ++high[bits >> 22], ++low[bits & 1023];
+        ++ids[pair(bits, DrawBits(key, id + 1))];
+        ++positions[pair(bits, DrawBits(next, id))];
+        ++seeds[pair(bits, DrawBits(other, id))];
+      }
+    }
+    for (const auto& counts : {high, low, ids, positions, seeds})
+      CHECK(std::fabs(ChiSquareSigmas(counts)) < 4.5);
+  }
+  for (int32_t distance = 1; distance < 1 << 17; distance *= 2) {
+    std::vector<int> both(256), small(256);  // `small`: where a number decides
+    for (uint64_t seed = 0; seed < 2000; ++seed) {
+      for (uint32_t at = 0; at < 50; ++at) {
+        const auto key = DrawKey(seed, at);
+        const uint32_t a = DrawBits(key, 1000), b = DrawBits(key, 1000 ^ distance);
+        ++both[pair(a, b)];
+        if (a >> 28 == 0) ++small[pair(a << 4, b)];
+      }
+    }
+    CHECK(std::fabs(ChiSquareSigmas(both)) < 4.5 && std::fabs(ChiSquareSigmas(small)) < 4.5);
+  }
+}
+
+void TestExponential() {
+  using plansmith::Exponential;
+  std::mt19937 random(8);
+  double worst = 0.0;
+  for (int i = 0; i < 300000; ++i) {
+    const uint32_t bits = i < 100 ? ~0u - static_cast<uint32_t>(i) : random() >> i % 33 % 32;
+    const double exact = -std::log1p(-(bits + 0.5) * 0x1.0p-32);
+    worst = std::max(worst, std::fabs(Exponential(bits) - exact) / exact);
+  }
+  CHECK(worst < 1e-10);
 }
 
 void TestExp() {
@@ -296,23 +355,89 @@ void TestDistributions() {
   CheckDistribution(logits, request, p);
 }
 
-// Over equal logits the draw is the uniform number itself, of the request's seed and the output
-// position.
-void TestDrawUsesSeedAndPosition() {
-  const std::vector<float> flat(1000, 0.0f);
-  for (uint64_t seed : {uint64_t{0}, uint64_t{9}, uint64_t{1} << 40}) {
-    std::vector<int32_t> output;
-    for (uint32_t idx = 0; idx < 20; ++idx) {
-      Request request = MakeRequest({3, 4, 5}, output);
-      request.params.seed = seed;
-      const int32_t expected = static_cast<int32_t>(plansmith::UniformAt(seed, idx) * 1000.0);
-      CHECK(Token(flat, request) == expected);
-      request.params.top_k = 1000;  // all, by name
-      CHECK(Token(flat, request) == expected);
-      request.params.top_p = 0.9999999f;  // the sorted path: equal logits lie in id order
-      CHECK(std::abs(Token(flat, request) - expected) <= 1);
-      output.push_back(7);
+// The tokens that top_k and top_p keep, and their probabilities at temperature 1.
+std::vector<double> Kept(const std::vector<float>& logits, int32_t top_k, float top_p) {
+  std::vector<double> p = Softmax(logits, 1.0);
+  std::vector<size_t> order(p.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  if (top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(top_k)));
+  double total = 0.0, sum = 0.0;
+  for (size_t i : order) total += p[i];
+  size_t n = 0;
+  while (n < order.size() && sum < static_cast<double>(top_p) * total) sum += p[order[n++]];
+  KeepOnly(&p, std::set<size_t>(order.begin(), order.begin() + static_cast<ptrdiff_t>(n)));
+  return p;
+}
+
+// The draw is the race, run here over all tokens in double precision, of the request's seed and the
+// output position: with equal and with steep logits, in both directions, blocks that end early, and
+// tokens that cannot be drawn.
+void TestDrawIsARace() {
+  std::mt19937 random(5);
+  for (const size_t v : {1u, 2u, 63u, 64u, 65u, 1000u, 5000u}) {
+    for (int kind = 0; kind < 5; ++kind) {
+      std::vector<float> logits(v, 0.0f);
+      for (size_t i = 0; i < v; ++i) {
+        const float slope = 60.0f * static_cast<float>(i) / static_cast<float>(v);
+        if (kind == 1) logits[i] = slope;
+        if (kind == 2) logits[i] = -slope;
+        if (kind >= 3) logits[i] = static_cast<float>(random() % 12000) / 1000.0f;
+        if (kind == 4 && i + 1 < v && random() % 3 != 0) logits[i] = -kInf;
+      }
+      for (uint32_t at = 0; at < 20; ++at) {
+        Request request = MakeRequest({3, 4, 5}, std::vector<int32_t>(at, 7));
+        request.params.seed = uint64_t{random()} << 20;
+        request.params.top_k = at % 4 == 1 ? static_cast<int32_t>(v / 2 + 2) : 0;
+        request.params.top_p = at % 4 == 2 ? 0.8f : 1.0f;
+        const std::vector<double> p = Kept(logits, request.params.top_k, request.params.top_p);
+        const auto key = plansmith::DrawKey(request.params.seed, at);
+        std::vector<double> times;
+        for (size_t i = 0; i < v; ++i) {
+          const uint32_t bits = plansmith::DrawBits(key, static_cast<int32_t>(i));
+          times.push_back(-std::log1p(-(bits + 0.5) * 0x1.0p-32) / p[i]);
+        }
+        const size_t token = static_cast<size_t>(Token(logits, request));
+        CHECK(times[token] <= *std::min_element(times.begin(), times.end()) * (1.0 + 1e-5));
+      }
     }
+  }
+}
+
+// Two models that draw with the same numbers agree as often as the race guarantees: what a sampled
+// draft's acceptance comes from.
+void TestCoupling() {
+  constexpr int kDraws = 20000;
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  std::vector<float> target(700), draft(700);
+  for (size_t i = 0; i < target.size(); ++i) {
+    target[i] = 2.5f * normal(random);
+    draft[i] = target[i] + 0.4f * normal(random);
+  }
+  Sampler sampler(700);
+  for (const auto& [top_k, top_p] :
+       std::vector<std::pair<int32_t, float>>{{0, 1.0f}, {40, 1.0f}, {0, 0.9f}, {100, 0.8f}}) {
+    const std::vector<double> p = Kept(target, top_k, top_p), q = Kept(draft, top_k, top_p);
+    double distance = 0.0;
+    for (size_t i = 0; i < p.size(); ++i) distance += 0.5 * std::fabs(p[i] - q[i]);
+    CHECK(distance > 0.1 && distance < 0.4);
+    Request request = MakeRequest({0});
+    request.params.seed = 11;
+    request.params.top_k = top_k;
+    request.params.top_p = top_p;
+    int num_equal = 0;
+    for (int i = 0; i < kDraws; ++i) {
+      Sample of_target, of_draft;
+      sampler.Draw(target.data(), request, nullptr, &of_target);
+      sampler.Draw(draft.data(), request, nullptr, &of_draft);
+      num_equal += of_target.token == of_draft.token;
+      request.tokens.push_back(of_target.token);
+    }
+    // 4 sigma of a share are below 0.0142.
+    CHECK(num_equal >= kDraws * ((1.0 - distance) / (1.0 + distance) - 0.0142));
+    CHECK(num_equal <= kDraws * (1.0 - distance + 0.0142));  // no coupling does better
   }
 }
 
@@ -450,6 +575,8 @@ void TestNoMemory() {
 
 int main() {
   TestPhilox();
+  TestDrawBits();
+  TestExponential();
   TestExp();
   TestArgMax();
   TestGreedy();
@@ -458,7 +585,8 @@ int main() {
   TestBiasBadWordsMinTokens();
   TestBadRows();
   TestDistributions();
-  TestDrawUsesSeedAndPosition();
+  TestDrawIsARace();
+  TestCoupling();
   TestFilterEdges();
   TestLargeVocabulary();
   TestLogProbs();
