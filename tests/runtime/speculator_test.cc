@@ -145,6 +145,7 @@ void TestSameTokens() {
 // A draft that is the target itself: whatever is refused was drafted from wrong positions. (The
 // token that ends a request is not counted as accepted.)
 void TestPerfectDraftIsAlwaysAccepted() {
+  uint64_t num_drafted = 0;  // of all rounds: whether drafting pays in one is up to the clock
   for (uint32_t round = 0; round < 60; ++round) {
     Random random(round + 1000);
     Setup setup = RandomSetup(&random);
@@ -165,8 +166,10 @@ void TestPerfectDraftIsAlwaysAccepted() {
         CHECK(stats.num_draft_tokens - stats.num_accepted_draft_tokens <= 1);
       }
     }
-    CHECK(engine.Stats().num_failed_drafts == 0 && engine.Stats().num_draft_tokens > 0);
+    CHECK(engine.Stats().num_failed_drafts == 0);
+    num_drafted += engine.Stats().num_draft_tokens;
   }
+  CHECK(num_drafted > 100);
 }
 
 // What a draft with noise proposes and what the target then takes, worked out without an engine.
