@@ -194,15 +194,15 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
   if (has_nan || max == std::numeric_limits<float>::infinity()) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
-        Format("request %llu: penalties and logit_bias drive a token beyond float32 at output %d; "
-               "use smaller ones",
+        Format("request %llu: penalties, logit_bias or the logits processor drive a token beyond "
+               "float32 at output %d; use smaller ones",
                static_cast<unsigned long long>(request.public_id()), request.num_output()));
   }
   if (max == kNegInf) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
-        Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words or "
-               "min_tokens",
+        Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words, "
+               "min_tokens, guide or logits processor",
                static_cast<unsigned long long>(request.public_id()), request.num_output()));
   }
   out->token = params.greedy()
