@@ -32,14 +32,14 @@ std::atomic<uint64_t> num_news{0};
 }  // namespace
 
 // Every allocation of this program is counted.
-void* operator new(size_t bytes) {
+__attribute__((noinline)) void* operator new(size_t bytes) {
   ++num_news;
   void* memory = malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { free(memory); }
-void operator delete(void* memory, size_t) noexcept { free(memory); }
+__attribute__((noinline)) void operator delete(void* memory) noexcept { free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { free(memory); }
 
 namespace {
 
