@@ -185,11 +185,11 @@ int32_t KvCache::Extend(KvSequence* sequence, int64_t num_positions) {
   return added;
 }
 
-void KvCache::Release(KvSequence* sequence, bool keep_on_host) {
+void KvCache::Release(KvSequence* sequence, OnEviction on_eviction) {
   // From the back: what lies deeper in the tree then counts as older, and empty blocks are handed
   // out again in position order.
   while (!sequence->blocks.empty()) {
-    Drop(sequence->blocks.back(), keep_on_host);
+    Drop(sequence->blocks.back(), on_eviction);
     sequence->blocks.pop_back();
   }
   sequence->num_published = sequence->num_retained = sequence->num_draft_blocks = 0;

@@ -123,9 +123,8 @@ class KvCache {
   // Different blocks that the sequences hold together.
   int32_t CountDistinct(const KvSequence* const* sequences, size_t num_sequences);
 
-  // Give up all blocks of `sequence`. Those of the tree stay cached; keep_on_host = false drops
-  // rather than offloads them when they are evicted (the last one to release a block decides).
-  void Release(KvSequence* sequence, bool keep_on_host = true);
+  // Give up all blocks of `sequence`. Those of the tree stay cached.
+  void Release(KvSequence* sequence, OnEviction on_eviction = OnEviction::kKeepIfReused);
   // Forget what is cached of a private_id or, when key.private_id is 0, of key.adapter_id under
   // every salt. What sequences still hold stays: release them first.
   void Forget(const PrefixKey& key);
@@ -228,7 +227,7 @@ class KvCache {
   bool MustEvict() const { return free_.empty() && num_untouched() == 0; }
   int32_t Take();
   void Ref(int32_t block);
-  void Drop(int32_t block, bool keep_on_host);
+  void Drop(int32_t block, OnEviction on_eviction = OnEviction::kKeepIfReused);
   void Pin(int32_t id, bool pinned);
   void EvictOne();
   int32_t TakeHostBlock(const PrefixNode& incoming);

@@ -10,6 +10,9 @@
 namespace plansmith {
 namespace {
 
+// Blocks copied to the host before their share of returns says something.
+constexpr double kTrustedCopies = 64.0;
+
 [[noreturn]] void Broken(const std::string& what) {
   throw StatusError(PSM_ERROR_INTERNAL, "KV cache: " + what);
 }
@@ -37,7 +40,7 @@ void KvCache::Ref(int32_t block) {
   Requeue(b.node);
 }
 
-void KvCache::Drop(int32_t block, bool keep_on_host) {
+void KvCache::Drop(int32_t block, OnEviction on_eviction) {
   DeviceBlock& b = device(block);
   if (b.refs <= 0) Broken(Format("block %d is released but nobody holds it", block));
   if (--b.refs > 0) return;
@@ -46,7 +49,7 @@ void KvCache::Drop(int32_t block, bool keep_on_host) {
     return;
   }
   ++num_cached_;
-  tree_[b.node].keep_on_host = keep_on_host;
+  tree_[b.node].on_eviction = on_eviction;
   tree_[b.node].last_used = ++clock_;
   Requeue(b.node);
 }
@@ -84,9 +87,17 @@ bool KvCache::IsWorthOnboarding() const {
 }
 
 bool KvCache::IsWorthHost(const PrefixNode& node) const {
-  if (config_.num_host_blocks == 0 || !node.keep_on_host) return false;
+  if (config_.num_host_blocks == 0 || node.on_eviction == OnEviction::kDrop) return false;
   if (node.priority < config_.host_offload_min_priority) return false;
-  return recompute_ns_ <= 0 || 2 * host_copy_ns_ < recompute_ns_;  // there and back
+  if (recompute_ns_ <= 0) return true;
+  // The way there is paid at once, the way back and what it saves only if somebody asks for it. As
+  // long as little has been copied, everything counts as asked for.
+  const double comes_back =
+      node.on_eviction == OnEviction::kKeep
+          ? 1.0
+          : std::min(1.0, (static_cast<double>(num_onboarded_) + kTrustedCopies) /
+                              (static_cast<double>(num_offloaded_) + kTrustedCopies));
+  return host_copy_ns_ + comes_back * host_copy_ns_ < comes_back * recompute_ns_;
 }
 
 // A host block for `incoming`, or -1 when all of them hold what is worth more.

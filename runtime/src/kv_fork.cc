@@ -59,7 +59,7 @@ int32_t KvCache::MakeWritable(KvSequence* sequence, int64_t position) {
        {&sequence->num_published, &sequence->num_retained, &sequence->num_draft_blocks}) {
     *n = std::min(*n, static_cast<int32_t>(i));
   }
-  Drop(old, true);
+  Drop(old);
   return 1;
 }
 

@@ -122,7 +122,7 @@ void KvCache::ChangeOver(int32_t id, int32_t* block) {
     device(theirs).draft = mine.draft;
   }
   Ref(theirs);
-  Drop(*block, true);
+  Drop(*block);
   *block = theirs;
 }
 
@@ -141,7 +141,7 @@ int32_t KvCache::AddNode(int32_t parent, const int32_t* tokens, int32_t num_toke
   const int32_t id = tree_.Add(parent, tokens, num_tokens);
   tree_[id].priority = PSM_DEFAULT_RETENTION;
   tree_[id].expires_ns = kNever;
-  tree_[id].keep_on_host = true;
+  tree_[id].on_eviction = OnEviction::kKeepIfReused;
   Place(id, KvLevel::kDevice, block);
   SetWorth(id, worth);
   if (tree_.is_full(id)) Stored(id);

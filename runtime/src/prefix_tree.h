@@ -28,6 +28,11 @@ struct PrefixKey {
 
 enum class KvLevel : uint8_t { kRoot, kDevice, kHost };
 
+// What becomes of a cached block whose memory is wanted, when there are host blocks: it is dropped;
+// it moves there if that pays with the share of blocks that have come back so far; or if it pays
+// for one that will surely come back (of a paused request).
+enum class OnEviction : uint8_t { kDrop, kKeepIfReused, kKeep };
+
 // A block of the tree, or the root of a key. Zero bytes are a node that is not in use.
 struct PrefixNode {
   // The tree's.
@@ -45,9 +50,9 @@ struct PrefixNode {
   int32_t evict_slot;           // its place in the heap of its level, -1 = not up for eviction
   int32_t expiry_slot;          // its place in the heap of durations, -1 = none
   KvLevel level;
-  uint8_t priority;   // the effective one: reset when the duration is over
-  bool keep_on_host;  // wanted there when the device evicts it
-  bool pinned;        // about to be copied from
+  uint8_t priority;  // the effective one: reset when the duration is over
+  OnEviction on_eviction;
+  bool pinned;  // about to be copied from
   bool has_events;
   uint64_t event_hash;
   uint64_t last_used;

@@ -130,6 +130,19 @@ void Penalize(const Request& request, float* l) {
   }
 }
 
+// The n <= 32 logits whose bits are set can no longer be drawn. Most words of a mask are all ones
+// or all zeros.
+void Forbid(uint32_t bits, int32_t n, float* logits) {
+  if (bits == 0) return;
+  if (bits == ~uint32_t{0}) {
+    std::fill(logits, logits + n, kNegInf);
+    return;
+  }
+  for (int32_t i = 0; i < n; ++i) {
+    if ((bits >> i & 1) != 0) logits[i] = kNegInf;
+  }
+}
+
 }  // namespace
 
 int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan) {
@@ -225,8 +238,8 @@ const float* Sampler::Adjust(const float* logits, const Request& request, const 
   std::copy(logits, logits + vocab_size_, l);
   if (p.logits_processor != nullptr) RunProcessor(request, l);
   if (mask != nullptr) {
-    for (int32_t i = 0; i < vocab_size_; ++i) {
-      l[i] = (mask[i / 32] >> (i % 32) & 1) != 0 ? l[i] : kNegInf;
+    for (int32_t begin = 0; begin < vocab_size_; begin += 32) {
+      Forbid(~mask[begin / 32], std::min(32, vocab_size_ - begin), l + begin);
     }
   }
   if (p.has_penalties()) Penalize(request, l);

@@ -60,7 +60,7 @@ void Scheduler::Remove(Request* request) {
   if (request->state == RequestState::kRunning) {
     const auto at = std::lower_bound(running_.begin(), running_.end(), request, OutranksRunning);
     running_.erase(at);
-    StopRunning(request, true);
+    StopRunning(request, OnEviction::kKeepIfReused);
   } else if (request->sched.waits_for != nullptr) {
     WaitingQueue::Forget(request);
   } else {
@@ -76,14 +76,14 @@ void Scheduler::Remove(Request* request) {
 }
 
 // Of a request that has been taken out of running_: its slots, its blocks, those that wait for it.
-void Scheduler::StopRunning(Request* request, bool keep_on_host) {
+void Scheduler::StopRunning(Request* request, OnEviction on_eviction) {
   if (request->beams == nullptr) {
     if (guaranteed()) num_promised_ -= FutureBlocks(*request);
   } else {
     EraseUnordered(&beams_, request);
     request->beams->Release(kv_);
   }
-  kv_->Release(&request->kv, keep_on_host);
+  kv_->Release(&request->kv, on_eviction);
   num_slots_ -= request->width();
   waiting_.AddSlots(*request, -request->width());
   if (request->sched.put_off != nullptr) waiting_.TakeBack(request, true);
@@ -98,7 +98,8 @@ void Scheduler::PauseLast() {
     contexts_.pop_back();
     context_debt_ -= ContextDebt(*request);
   }
-  StopRunning(request, config_.pause_policy != PSM_PAUSE_RECOMPUTE);
+  StopRunning(request,
+              config_.pause_policy == PSM_PAUSE_RECOMPUTE ? OnEviction::kDrop : OnEviction::kKeep);
   if (request->beams != nullptr) request->beams->Restart(kv_, request);
   request->num_computed = 0;
   request->context_end = 0;

@@ -127,7 +127,7 @@ class Scheduler {
   int32_t AvailableBlocks();
   void Start(Request* request, const PrefixMatch& match);
   void PauseLast();
-  void StopRunning(Request* request, bool keep_on_host);
+  void StopRunning(Request* request, OnEviction on_eviction);
   void AddAllocated(Request* request, int32_t num_blocks);
   void Allocate(Request* request, int64_t num_positions);
   int32_t FutureBlocks(const Request& request) const;

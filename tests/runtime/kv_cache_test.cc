@@ -20,6 +20,7 @@
 using plansmith::KvCache;
 using plansmith::KvCacheConfig;
 using plansmith::KvSequence;
+using plansmith::OnEviction;
 using plansmith::PrefixKey;
 using plansmith::PrefixMatch;
 using plansmith::Retention;
@@ -221,7 +222,7 @@ void TestSteadyStateAllocatesNothing() {
   for (int step = 0; step < 4000; ++step) {
     if (step == 1000) news_before = num_news;
     KvSequence& s = sequences[random() % sequences.size()];
-    kv.Release(&s, random() % 4 > 0);
+    kv.Release(&s, random() % 4 > 0 ? OnEviction::kKeep : OnEviction::kDrop);
     for (int32_t& t : tokens) t = static_cast<int32_t>(random() % 2);
     const PrefixKey key{0, random() % 2, random() % 8 == 0 ? uint64_t{7} : 0};
     kv.Attach(key, tokens.data(), 26, &s);

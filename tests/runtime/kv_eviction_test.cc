@@ -205,7 +205,7 @@ std::pair<uint64_t, uint64_t> CompareWithModel(uint32_t seed) {
     if (!s.kv.blocks.empty()) {
       const bool keep = below(4) > 0;
       const int32_t held = static_cast<int32_t>(s.kv.blocks.size());
-      kv.Release(&s.kv, keep);
+      kv.Release(&s.kv, keep ? OnEviction::kKeep : OnEviction::kDrop);
       model.Release(s.tokens, s.published, held - s.published, keep);
     } else {
       const int32_t num_blocks = 1 + below(5);

@@ -221,7 +221,7 @@ class Run {
       history_.push_back(*s);
       history_.back().kv = KvSequence{};
     }
-    kv_.Release(&s->kv, keep_on_host);
+    kv_.Release(&s->kv, keep_on_host ? OnEviction::kKeep : OnEviction::kDrop);
     s->live = false;
     if (s->key.private_id != 0 && Chance(60)) kv_.Forget(s->key);
   }

@@ -106,7 +106,7 @@ void TestWhatGoesToTheHost() {
     KvSequence s;
     kv.Extend(&s, 4);
     kv.Publish({}, tokens.data(), 4, Decode(priority), 0, &s);
-    kv.Release(&s, keep);
+    kv.Release(&s, keep ? OnEviction::kKeep : OnEviction::kDrop);
     kv.Extend(&s, 1);
     kv.CheckInvariants({&s});
     CHECK(Match(kv, tokens).num_blocks == static_cast<int32_t>(kv.num_offloaded()));
