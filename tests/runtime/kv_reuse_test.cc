@@ -120,6 +120,28 @@ void TestWhatGoesToTheHost() {
   CHECK(!offloaded(100, true, 20, 10));
 }
 
+// Copies that nobody ever asks for stop when their share of returns no longer pays for them; a
+// paused request's blocks go on.
+void TestWhatDoesNotComeBackStaysAway() {
+  const auto num_offloaded = [](OnEviction on_eviction) {
+    KvCache kv(Pool(1, 1));
+    kv.SetCosts(10, 30);  // 10 there, then 10 back instead of 30 for what returns: half must
+    for (int32_t i = 0; i < 200; ++i) {
+      const Tokens tokens = Count(4 * i, 5);
+      KvSequence s;
+      kv.Extend(&s, 4);
+      kv.Publish({}, tokens.data(), 4, {}, 0, &s);
+      kv.Release(&s, on_eviction);
+      kv.ClearCopies();
+    }
+    kv.CheckInvariants({});
+    return kv.num_offloaded();
+  };
+  CHECK(num_offloaded(OnEviction::kKeep) == 199);
+  CHECK(num_offloaded(OnEviction::kKeepIfReused) == 64);  // 64 are trusted to come back
+  CHECK(num_offloaded(OnEviction::kDrop) == 0);
+}
+
 void TestHostIsLeftWhenRecomputingIsCheaper() {
   KvCache kv(Pool(2, 2));
   Cache(&kv, Count(0, 8));
@@ -198,6 +220,7 @@ int main() {
   TestPartialOfTheLastBlock();
   TestHostRoundTrip();
   TestWhatGoesToTheHost();
+  TestWhatDoesNotComeBackStaysAway();
   TestHostIsLeftWhenRecomputingIsCheaper();
   TestForget();
   TestDraftOfDuplicates();
