@@ -238,6 +238,13 @@ void TestSteadyStateAllocatesNothing() {
   CHECK(kv.num_offloaded() > 100 && kv.num_onboarded() > 100);
 }
 
+// ThreadSanitizer keeps a shadow of what is touched, which counts as well.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kHasShadow = true;
+#else
+constexpr bool kHasShadow = false;
+#endif
+
 size_t ResidentBytes() {
   FILE* file = fopen("/proc/self/statm", "r");
   size_t pages = 0, resident = 0;
@@ -258,7 +265,7 @@ void TestSizeCostsNothing() {
   const std::vector<int32_t> tokens(641, 5);
   kv.Extend(&a, 641);
   kv.Publish({}, tokens.data(), 641, {}, 0, &a);
-  CHECK(ResidentBytes() < before + (16u << 20));
+  if (!kHasShadow) CHECK(ResidentBytes() < before + (16u << 20));
 }
 
 }  // namespace
