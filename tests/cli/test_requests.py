@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from plansmith.builder.build import build_engine, plan_build
+from plansmith.cli.bench import _sharing_rows
 from plansmith.runtime.engine import Completion, Engine, SamplingParams
 from plansmith.runtime.manifest import load_manifest
 from tiny_engines import LIMITS
@@ -181,13 +182,20 @@ def test_bench_tells_reuse_and_drafts(plansmith: Run, drafted: Path, tmp_path: P
     assert fields["failures"] == []
     # Of the run's own four requests: the first finds nothing that the warm-up or the other run left.
     assert 3 * 32 <= fields["kv"]["reused_tokens"] <= 3 * 36
-    assert fields["speculation"]["draft_tokens"] > 0
-    assert 0 < fields["speculation"]["acceptance_rate"] <= 1
-    shown = plansmith(*flags).out
-    assert "prefix reuse" in shown and "draft tokens accepted" in shown
+    # How many, the machine's speed decides: on a busy one drafting may not pay.
+    assert 0 <= fields["speculation"]["accepted_tokens"] <= fields["speculation"]["draft_tokens"]
+    assert "prefix reuse" in plansmith(*flags).out
     off = json.loads(plansmith(*flags, "--no-reuse", "--speculation", "off", "--json").out)
     assert off["kv"]["reused_tokens"] == 0 and off["speculation"]["draft_tokens"] == 0
     assert off["token_ids"] == fields["token_ids"]
+
+
+def test_bench_tells_what_became_of_drafts() -> None:
+    spec = {"draft_tokens": 10, "accepted_tokens": 4, "acceptance_rate": 0.4}
+    spec |= {"acceptance_length": 1.8, "overhead": 0.25}
+    rows = dict(_sharing_rows({"kv": {"reused_tokens": 0}, "speculation": spec}))
+    assert list(rows) == ["speculation"]
+    assert rows["speculation"].startswith("4 of 10 draft tokens accepted (40.0%), 1.80 tokens a verification")
 
 
 def test_inspect_shows_the_draft(plansmith: Run, drafted: Path, engine_dir: Path) -> None:
