@@ -73,7 +73,7 @@ Engine::Engine(const EngineConfig& config)
       stats_(config),
       copy_ns_per_block_(static_cast<double>(config.kv_bytes_per_block) / kAssumedCopyBytesPerNs) {
   if (config.options.draft_mode != PSM_DRAFT_OFF) {
-    speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_);
+    speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_, &step_cost_);
   }
   LearnCosts();
   published_ = stats_.totals();

@@ -157,10 +157,10 @@ class Engine {
   Scheduler scheduler_;
   Sampler sampler_;
   GuideThread guides_;
+  StepCost step_cost_;
   std::unique_ptr<Speculator> speculator_;  // NULL = off
   BatchBuilder batch_;
   StepStats stats_;
-  StepCost step_cost_;
   double copy_ns_per_block_;  // to or from the host
   IntrusiveHeap<Request, &Request::deadline_slot, EarlierDeadline> deadlines_;
   std::vector<Request*> taken_;

@@ -228,7 +228,7 @@ void Engine::EmitBeams(Request* request, int32_t reason) {
       stats_.AddToken();
     }
     psm_event end = EventOf(*request, PSM_EVENT_FINISHED);
-    end.finish_reason = beam.finish_reason != PSM_FINISH_NOT_FINISHED ? beam.finish_reason : reason;
+    end.finish_reason = reason != PSM_FINISH_NOT_FINISHED ? reason : beam.finish_reason;
     end.stats = request->stats;
     end.stats.num_generated_tokens = static_cast<int32_t>(beam.tokens.size());
     end.is_final = i + 1 == beams.size();

@@ -245,7 +245,6 @@ bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* 
   }
   if (error->empty()) {
     step_cost_.Observe(batch.num_tokens, took_ns);
-    if (speculator_ != nullptr) speculator_->ObserveStep(batch.num_tokens, took_ns);
     LearnCosts();
   }
   return error->empty();
@@ -254,15 +253,11 @@ bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* 
 // What the cache weighs: a block fetched from the host against one computed again.
 void Engine::LearnCosts() {
   if (config_.num_host_blocks == 0) return;
-  switch (config_.options.pause_policy) {
-    case PSM_PAUSE_SWAP:
-      return kv_.SetCosts(0.0, 1.0);
-    default:
-      // Nothing learnt yet: computing is the slower one almost everywhere.
-      kv_.SetCosts(
-          step_cost_.known() ? copy_ns_per_block_ : 0.0,
-          step_cost_.known() ? step_cost_.PerTokenNs() * config_.info.tokens_per_block : 1.0);
+  // With nothing learnt yet, too: computing is the slower one almost everywhere.
+  if (config_.options.pause_policy == PSM_PAUSE_SWAP || !step_cost_.known()) {
+    return kv_.SetCosts(0.0, 1.0);
   }
+  kv_.SetCosts(copy_ns_per_block_, step_cost_.PerTokenNs() * config_.info.tokens_per_block);
 }
 
 void Engine::FailStep(const StepPlan& plan, const std::string& message) {

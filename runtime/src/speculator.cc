@@ -32,8 +32,8 @@ bool Generates(const Request& request) { return !request.in_context(); }
 }  // namespace
 
 struct Speculator::Impl {
-  Impl(const EngineConfig& c, KvCache* kv, Sampler* sampler, GuideThread* g)
-      : config(c), guides(g), lengths(c.options.max_draft_len) {
+  Impl(const EngineConfig& c, KvCache* kv, Sampler* sampler, GuideThread* g, const StepCost* cost)
+      : config(c), guides(g), lengths(c.options.max_draft_len), target_cost(*cost) {
     const size_t most = static_cast<size_t>(c.info.max_batch_size);
     drafted_for.reserve(most);
     candidates.reserve(most);
@@ -56,7 +56,7 @@ struct Speculator::Impl {
   GuideThread* guides;
   std::unique_ptr<DraftModel> model;  // NULL = n-grams
   DraftLength lengths;
-  StepCost target_cost;
+  const StepCost& target_cost;
   float prior = kPriorAcceptance;  // follows all requests' acceptance: what a new one starts with
 
   // The requests that may be drafted for in the coming step.
@@ -71,8 +71,8 @@ struct Speculator::Impl {
 };
 
 Speculator::Speculator(const EngineConfig& config, KvCache* kv, Sampler* sampler,
-                       GuideThread* guides)
-    : impl_(std::make_unique<Impl>(config, kv, sampler, guides)) {}
+                       GuideThread* guides, const StepCost* target_cost)
+    : impl_(std::make_unique<Impl>(config, kv, sampler, guides, target_cost)) {}
 Speculator::~Speculator() = default;
 
 // A step gives a token beyond the drafts, so the last one needs none.
@@ -251,10 +251,6 @@ void Speculator::Observe(Request* request, int32_t num_drafted, int32_t num_acce
   if (spec.idle_steps >= spec.probe_after && spec.probe_after > 0)
     spec.probe_after = std::min(2 * spec.probe_after, kLastProbe);
   spec.idle_steps = 0;
-}
-
-void Speculator::ObserveStep(int32_t num_tokens, int64_t took_ns) {
-  impl_->target_cost.Observe(num_tokens, took_ns);
 }
 
 }  // namespace plansmith

@@ -31,8 +31,10 @@ struct DraftOutcome {
 // Owned and called by the stepping thread.
 class Speculator {
  public:
-  // config.options.draft_mode is not OFF. Borrows the rest. The draft executor is open.
-  Speculator(const EngineConfig& config, KvCache* kv, Sampler* sampler, GuideThread* guides);
+  // config.options.draft_mode is not OFF. Borrows the rest; target_cost is what the
+  // target's steps take, learnt by the engine. The draft executor is open.
+  Speculator(const EngineConfig& config, KvCache* kv, Sampler* sampler, GuideThread* guides,
+             const StepCost* target_cost);
   ~Speculator();
 
   // Before scheduling: sets spec.want of every running request that generates (0 = none).
@@ -43,8 +45,6 @@ class Speculator {
   DraftOutcome Draft(StepPlan* plan);
   // After the step: what became of the drafts of a request.
   void Observe(Request* request, int32_t num_drafted, int32_t num_accepted);
-  // What the target's step took, drafts or not.
-  void ObserveStep(int32_t num_tokens, int64_t took_ns);
 
  private:
   struct Impl;

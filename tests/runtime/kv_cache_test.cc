@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "check.h"
+#include "count_allocations.h"
+#include "resident_bytes.h"
 #include "status.h"
 
 using plansmith::KvCache;
@@ -25,22 +27,6 @@ using plansmith::PrefixKey;
 using plansmith::PrefixMatch;
 using plansmith::Retention;
 using plansmith::StatusError;
-
-namespace {
-
-std::atomic<uint64_t> num_news{0};
-
-}  // namespace
-
-// Every allocation of this program is counted.
-__attribute__((noinline)) void* operator new(size_t bytes) {
-  ++num_news;
-  void* memory = malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-__attribute__((noinline)) void operator delete(void* memory) noexcept { free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { free(memory); }
 
 namespace {
 
@@ -218,7 +204,7 @@ void TestSteadyStateAllocatesNothing() {
   Retention retention;
   retention.num_prompt = 20;
   retention.ranges = {{0, 8, 80, 5}, {8, -1, 20, -1}};
-  uint64_t news_before = 0;
+  int64_t news_before = 0;
   for (int step = 0; step < 4000; ++step) {
     if (step == 1000) news_before = num_news;
     KvSequence& s = sequences[random() % sequences.size()];
@@ -236,22 +222,6 @@ void TestSteadyStateAllocatesNothing() {
   }
   CHECK(num_news == news_before);
   CHECK(kv.num_offloaded() > 100 && kv.num_onboarded() > 100);
-}
-
-// ThreadSanitizer keeps a shadow of what is touched, which counts as well.
-#ifdef __SANITIZE_THREAD__
-constexpr bool kHasShadow = true;
-#else
-constexpr bool kHasShadow = false;
-#endif
-
-size_t ResidentBytes() {
-  FILE* file = fopen("/proc/self/statm", "r");
-  size_t pages = 0, resident = 0;
-  if (file == nullptr) return 0;
-  CHECK(fscanf(file, "%zu %zu", &pages, &resident) == 2);
-  fclose(file);
-  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 void TestSizeCostsNothing() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.h"
+#include "resident_bytes.h"
 
 using plansmith::KvLevel;
 using plansmith::PrefixKey;
@@ -218,22 +219,6 @@ void TestChildrenBeforeParents() {
   for (int32_t id = tree.First(root); id != root; id = tree.After(id)) order.push_back(id);
   CHECK((order == std::vector<int32_t>{b, aab, aa, a}));
   CHECK(tree.First(b) == b);  // nothing below a leaf
-}
-
-// ThreadSanitizer keeps a shadow of what is touched, which counts as well.
-#ifdef __SANITIZE_THREAD__
-constexpr bool kHasShadow = true;
-#else
-constexpr bool kHasShadow = false;
-#endif
-
-size_t ResidentBytes() {
-  FILE* file = fopen("/proc/self/statm", "r");
-  size_t pages = 0, resident = 0;
-  if (file == nullptr) return 0;
-  CHECK(fscanf(file, "%zu %zu", &pages, &resident) == 2);
-  fclose(file);
-  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 void TestSizeCostsNothing() {
