@@ -129,7 +129,8 @@ bool Engine::StepWork() {
 bool Engine::DraftAndExecute(StepPlan* plan, const float** logits, std::string* error) {
   if (speculator_ != nullptr) {
     const int64_t draft_begin_ns = NowNs();
-    stats_.AddDrafts(speculator_->Draft(plan), NowNs() - draft_begin_ns);
+    const DraftOutcome outcome = speculator_->Draft(plan);  // first: arguments have no order
+    stats_.AddDrafts(outcome, NowNs() - draft_begin_ns);
   }
   const int64_t begin_ns = NowNs();
   const psm_batch& batch = batch_.Build(*plan);

@@ -484,6 +484,16 @@ def test_drafts_change_no_token(mode: str, adaptive: bool) -> None:
         assert 1 < stats.acceptance_length <= 5 and 0 < stats.draft_overhead < 1
 
 
+def test_what_drafting_takes_is_not_scheduling() -> None:
+    draft = PythonExecutor(FakeModel(step_s=0.02))
+    options = EngineOptions(draft_mode="model", draft_executor=draft, adaptive_draft_len=False)
+    with Engine.from_executor(fake_executor(), options) as engine:
+        one(engine, GREEDY)
+        stats = engine.stats()
+    assert stats.draft_time_ns >= 2 * 20_000_000  # two rounds at least, each a sleep of 20 ms
+    assert stats.schedule_time_ns < stats.draft_time_ns / 2
+
+
 def test_a_request_can_do_without_drafts() -> None:
     options = EngineOptions(draft_mode="model", draft_executor=fake_executor(), adaptive_draft_len=False)
     with Engine.from_executor(fake_executor(), options) as engine:
