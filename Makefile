@@ -20,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # One thread a library: the tests run tiny models, where more threads only wait for each other.
 TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-SOURCES := $(shell find builder runtime plugins cli -type f -not -path '*/__pycache__/*')
+SOURCES := $(shell find builder runtime plugins calibration cli -type f -not -path '*/__pycache__/*')
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
@@ -114,7 +114,7 @@ format: $(VENV)/.dev-deps  ## ruff and clang-format, in place
 typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 	@mkdir -p build/pytree/plansmith && touch build/pytree/plansmith/py.typed
 	@printf '"""plansmith."""\n\n__version__ = "0"\n' > build/pytree/plansmith/__init__.py
-	@for d in builder runtime plugins cli; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
+	@for d in builder runtime plugins calibration cli; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
 	MYPYPATH=build/pytree $(PY) -m mypy --strict -p plansmith
 
 # ---------------------------------------------------------------- measurements

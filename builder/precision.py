@@ -1,34 +1,104 @@
-"""Weight precisions: what a recipe's name means, as data."""
+"""Precisions: what a recipe's name means for every product of a graph, as data."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Literal
 
 from ..runtime.errors import InvalidArgumentError
+from .scheme import FLOAT, ROW, KvFormat, Quantization, Scheme
+
+FloatType = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """How weights and activations are held in the graph.
+    """How weights, inputs of products and the KV cache are held in the graph.
 
-    name : the recipe's name, as in --precision
-    weight_bits : 32, 16, 8 or 4 for the linear layers
+    name : the recipe's name, as in --precision, or that of a quantized checkpoint
+    weight_bits : 32, 16, 8 or 4 for the linear layers; the most of any where they differ
     head_bits : bits of the embedding and the logits product (they share one table when tied)
+    float_type : what is not quantized is stored as
+    rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
+    quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     """
 
     name: str
     weight_bits: int
     head_bits: int
+    float_type: FloatType = "float16"
+    rounds_inputs: bool = False
+    quantization: Quantization | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any product is."""
+        return self.weight_bits <= 8
+
+    @property
+    def kv(self) -> KvFormat:
+        """What the KV pools hold."""
+        return "float" if self.quantization is None else self.quantization.kv
+
+    def scheme(self, name: str, in_features: int) -> Scheme:
+        """Return how the product `name` ("layers.0.q", "lm_head") of that many inputs is quantized."""
+        if self.quantization is not None:
+            return _schemes(self.quantization).get(name, FLOAT)
+        bits = self.head_bits if name == "lm_head" else self.weight_bits
+        if bits > 8:
+            return FLOAT
+        group = int4_group_size(in_features) if bits == 4 else ROW
+        if not self.rounds_inputs:
+            return Scheme("int8" if bits == 8 else "int4", group)
+        return Scheme(
+            "int8" if bits == 8 else "int4",
+            group,
+            input="int8",
+            input_group=activation_group_size(group, in_features),
+        )
+
+    def on_cpu(self) -> Precision:
+        """Return the precision as the cpu target runs it: inputs beside int8 and int4 weights are rounded to int8."""
+        return dataclasses.replace(self, rounds_inputs=self.quantization is None and self.is_quantized)
+
+    def without_rounding(self) -> Precision:
+        """Return the same weights with every input as it is."""
+        if self.quantization is None:
+            return dataclasses.replace(self, rounds_inputs=False)
+        plain = tuple(
+            (name, dataclasses.replace(one, input="float", input_group=Scheme.input_group))
+            for name, one in self.quantization.schemes
+        )
+        return dataclasses.replace(self, quantization=dataclasses.replace(self.quantization, schemes=plain))
 
 
 PRECISIONS = {
-    "fp32": Precision("fp32", 32, 32),
+    "fp32": Precision("fp32", 32, 32, "float32"),
     "fp16": Precision("fp16", 16, 16),
-    "bf16": Precision("bf16", 16, 16),
+    "bf16": Precision("bf16", 16, 16, "bfloat16"),
     "int8": Precision("int8", 8, 8),
     # The tied table is 21 % of a small model and the most sensitive part, so it stays at 8 bits.
     "int4": Precision("int4", 4, 8),
 }
+
+
+@functools.lru_cache(maxsize=8)
+def _schemes(quantization: Quantization) -> Mapping[str, Scheme]:
+    return dict(quantization.schemes)
+
+
+def of_checkpoint(quantization: Quantization, float_type: FloatType) -> Precision:
+    """Return the precision that runs a quantized checkpoint as it is.
+
+    float_type : what its other weights are stored as
+    """
+    bits = max((one.weight_bits for _, one in quantization.schemes), default=16)
+    float_bits = 32 if float_type == "float32" else 16
+    head = dict(quantization.schemes).get("lm_head", FLOAT)
+    head_bits = float_bits if head == FLOAT else head.weight_bits
+    return Precision(quantization.name, bits, head_bits, float_type=float_type, quantization=quantization)
 
 
 def precision(name: str) -> Precision:

@@ -48,7 +48,7 @@ def attention(
     if rope_idx >= 0:
         q = ropes.rotate(q, f"{p}q_rope", rope_idx, spec.num_heads, spec.head_dim)
         k = ropes.rotate(k, f"{p}k_rope", rope_idx, spec.num_kv_heads, spec.head_dim)
-    a = _paged_attention(g, spec, step, (q, k, v), layer)
+    a = _paged_attention(g, spec, step, (q, k, v), w.kv_scales(layer), layer)
     return linear(g, w, a, f"{p}o", spec.hidden_size, spec.o_bias)
 
 
@@ -57,6 +57,7 @@ def _paged_attention(
     spec: DecoderSpec,
     step: StepInputs,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
+    kv_scales: list[ir.Value],
     layer: int,
 ) -> ir.Value:
     """The op of the contract; the scale and window of the layer are its attributes."""
@@ -65,12 +66,12 @@ def _paged_attention(
     name = f"layers.{layer}.attn"
     outs = [
         value(f"{name}/out", g.compute, (TOKENS, spec.q_width)),
-        value(contract.k_pool_out(layer), g.compute, dims),
-        value(contract.v_pool_out(layer), g.compute, dims),
+        value(contract.k_pool_out(layer), pools[0].dtype or g.compute, dims),
+        value(contract.v_pool_out(layer), pools[1].dtype or g.compute, dims),
     ]
     g.add(
         contract.PAGED_ATTENTION,
-        [*qkv, *pools, step.cu_query_lens, step.kv_lens, step.block_table],
+        [*qkv, *pools, step.cu_query_lens, step.kv_lens, step.block_table, *kv_scales],
         outs,
         name,
         {

@@ -18,11 +18,28 @@ inputs, in order
     cu_query_lens [B+1] int32                   sequence b's rows are cu[b]..cu[b+1]-1
     kv_lens [B] int32                           positions held after the step; the new ones are the last
     block_table [B, MB] int32                   block of each BS positions; unused entries -1
+    k_scale, v_scale [] float32                 with FP8 or INT8 pools alone: the pools hold round(k / k_scale),
+                                                saturated, and attention sees k_scale times that
 outputs
     out [T, H*D], k_pool_out, v_pool_out        the pools alias their inputs
 attributes
     num_heads, kv_num_heads, head_dim (int); scale (float, on q.k);
     softcap (float, 0 = none: s -> cap * tanh(s / cap)); window (int, 0 = all: p sees p-window+1..p)
+"""
+
+ROUND_INPUT = "RoundInput"
+"""plansmith::RoundInput, version 1: a product's input rounded with scales taken from each token's own values.
+
+input
+    x [T, K]
+    scale [] float32                            with format fp4 alone: the calibrated factor on the blocks' scales
+output
+    out [T, K]                                  like x
+attributes
+    format (string): int8, fp8 or fp4; group (int): columns that share a scale, 0 = all
+int8, fp8: s = max|x| / 127 or 448 over a token's group; out = round(x / s) * s, round to nearest even (fp8: to E4M3);
+    0 where s is 0
+fp4: group is 16; s = e4m3(max|x| / (6 * scale)) * scale over a block; out = e2m1(x / s) * s; 0 where s is 0
 """
 
 INPUT_IDS = "input_ids"  # [T] int32

@@ -3,13 +3,22 @@
 The node patterns, which the lowerings match. `/` separates a node from its weight-like name; a node's output is
 "<node>/out" unless said otherwise, and "<name>/out" is always the last value of the unit <name>. C is the compute type.
 
-weights     initializer `<name>.weight` is [in, out] for matrices, [V, E] for `embed.weight`
-            fp32, fp16, bf16   the initializer has that type; Cast `<name>.weight/cast` where that is not C
-            int8               INT8 [in, out] and `<name>.weight.scale` C [out] ->
-                               DequantizeLinear(axis=1) `<name>.weight/dq`
-            int4               INT4 [in, out] and `<name>.weight.scale` C [in/group, out] ->
-                               DequantizeLinear(axis=0, block_size=group) `<name>.weight/dq`
-            no zero points. Biases `<name>.bias` are C, norm weights FLOAT with the offset (1 + w) already added.
+weights     initializer `<name>.weight` is [in, out] for matrices, [V, E] for `embed.weight`; what follows by the
+            product's Scheme (builder/scheme.py), all scales C [..]:
+            float              the initializer has the precision's float type; Cast `<name>.weight/cast` where not C
+            int8, fp8, int4    INT8, FLOAT8E4M3FN, INT4 [in, out] and `<name>.weight.scale` -> DequantizeLinear
+                               `<name>.weight/dq`; the scale is [] for the whole weight, [out] with axis=1 for a scale
+                               an output, [in/group, out] with axis=0, block_size=group for groups
+            zero points        int4 is then UINT4 and the third input `<name>.weight.zero` UINT4 [in/group, out]
+            fp4                FLOAT4E2M1 [in, out]; its scale is DequantizeLinear `<name>.weight/scale_dq` of
+                               `<name>.weight.scale` FLOAT8E4M3FN [in/16, out] by `<name>.weight.scale_2` C []
+            fp8_grid           behind the dq of int4: QuantizeLinear `<name>.weight/grid_q` to FLOAT8E4M3FN by
+                               `<name>.weight.grid` C [] -> DequantizeLinear `<name>.weight/grid_dq`
+            biases `<name>.bias` are C, norm weights FLOAT with the offset (1 + w) already added
+input       of a quantized product, <name> the first of those that share it, each step where the Scheme has it:
+            Mul(x, `<name>.input.pre_scale` C [in]) `<name>/pre_scale`, then either, static, QuantizeLinear
+            `<name>/input_q` to INT8 or FLOAT8E4M3FN by `<name>.input.scale` C [] (zero point `<name>.input.zero`) ->
+            DequantizeLinear `<name>/input_dq`; or, dynamic and fp4, plansmith::RoundInput `<name>/round`
 linear      MatMul(x, weight) `<name>/matmul` [-> Add(y, bias) `<name>/bias`] = `<name>/out`;
             <name> is layers.N.{q,k,v,o,gate,up,down} or lm_head
 norm        RMSNormalization(axis=-1) `<name>` = `<name>/out`; between Cast `<name>/to_f32` and Cast
@@ -22,12 +31,13 @@ embed       Gather(embed.weight, input_ids) `embed/gather` [-> Cast `embed/cast`
 rope        Unsqueeze [1, T, heads*D] -> RotaryEmbedding(x, rope.I.cos, rope.I.sin, positions) `layers.N.q_rope`
             (num_heads; rotary_embedding_dim where it is not D) -> Squeeze; caches are C [max_seq_len, rotary_dim/2];
             positions is position_ids as int64 [1, T], shared by all layers
-attention   plansmith::PagedAttention `layers.N.attn` (contract.py)
+attention   plansmith::PagedAttention `layers.N.attn` (contract.py); FP8 and INT8 pools come with the FLOAT [] scales
+            `layers.N.k_scale` and `layers.N.v_scale`
 mlp         silu: Sigmoid `layers.N.act/sigmoid`, Mul(gate, sigmoid) `layers.N.act/silu`; else Gelu
             `layers.N.act/gelu`; then Mul(act, up) `layers.N.glu`
 residual    Add(x, branch) `layers.N.attn_add` and `layers.N.mlp_add`
 logits      Gather(x, logits_rows) `select/gather` (before final_norm) -> final_norm -> MatMul `lm_head/matmul`
-            with lm_head.weight like any matrix at head_bits, or, tied, Transpose `lm_head.weight/transpose` of
+            with lm_head.weight like any matrix, or, tied, Transpose `lm_head.weight/transpose` of
             embed.weight [V, E] (int8: of the same `embed.weight/dq`; else behind Cast `embed.weight/cast` if any)
             [-> Cast to FLOAT] [-> Div, Tanh, Mul by scalar `logits.softcap`] = `logits`
             (an Identity `logits/identity` where nothing else would name it)
@@ -59,6 +69,8 @@ COMPUTE_TYPES = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
+KV_TYPES = {"fp8": ir.DataType.FLOAT8E4M3FN, "int8": ir.DataType.INT8}
+
 
 def build_graph(
     spec: DecoderSpec,
@@ -71,7 +83,8 @@ def build_graph(
     """Return the graph of contract.py for one decoder; no weight is read.
 
     weights : asked for a weight each time an initializer's data is; must outlive the model
-    compute : type of the activations, the residual stream and the pools: float32, float16 or bfloat16
+    compute : type of the activations, the residual stream and the pools that are not quantized: float32, float16
+        or bfloat16
     raises : InvalidArgumentError for an unknown compute type, CheckpointError if a weight is missing or misshapen
     """
     if compute not in COMPUTE_TYPES:
@@ -81,7 +94,7 @@ def build_graph(
     _check_weights(spec, weights)
     g = GraphBuilder(COMPUTE_TYPES[compute])
     w = WeightLoader(g, weights, precision)
-    ids, positions, rows, step = _inputs(g, spec, limits)
+    ids, positions, rows, step = _inputs(g, spec, limits, KV_TYPES.get(precision.kv, g.compute))
     ropes = Ropes(g, spec.ropes, limits.max_seq_len, positions)
 
     g.set_block("embed")
@@ -136,7 +149,7 @@ def _layer(
 
 
 def _inputs(
-    g: GraphBuilder, spec: DecoderSpec, limits: Limits
+    g: GraphBuilder, spec: DecoderSpec, limits: Limits, kv: ir.DataType
 ) -> tuple[ir.Value, ir.Value, ir.Value, StepInputs]:
     """Add the contract's inputs, in its order."""
     i32 = ir.DataType.INT32
@@ -149,7 +162,7 @@ def _inputs(
     rows = g.input(contract.LOGITS_ROWS, i32, (ROWS,))
     dims = (BLOCKS, spec.num_kv_heads, limits.tokens_per_block, spec.head_dim)
     pools = [
-        (g.input(contract.k_pool(n), g.compute, dims), g.input(contract.v_pool(n), g.compute, dims))
+        (g.input(contract.k_pool(n), kv, dims), g.input(contract.v_pool(n), kv, dims))
         for n in range(spec.num_layers)
     ]
     k_pools, v_pools = (tuple(side) for side in zip(*pools, strict=True))

@@ -14,7 +14,7 @@ def linear(
     g: GraphBuilder, w: WeightLoader, x: ir.Value, name: str, width: int, bias: bool, rows: str = TOKENS
 ) -> ir.Value:
     """Return x [rows, K] times `<name>.weight` [K, width] (+ `<name>.bias`), called "<name>/out"."""
-    return _product(g, w, x, w.matrix(f"{name}.weight"), name, width, bias, rows)
+    return _product(g, w, w.input(x, name, rows), w.matrix(name), name, width, bias, rows)
 
 
 def embed(g: GraphBuilder, w: WeightLoader, ids: ir.Value, spec: DecoderSpec) -> ir.Value:
@@ -34,7 +34,8 @@ def embed(g: GraphBuilder, w: WeightLoader, ids: ir.Value, spec: DecoderSpec) ->
 def logits(g: GraphBuilder, w: WeightLoader, x: ir.Value, spec: DecoderSpec) -> ir.Value:
     """Return float32 logits [R, V] of x [R, E], soft-capped where the model does so."""
     shape = (ROWS, spec.vocab_size)
-    weight = _tied_head(g, w, spec) if spec.tie_embeddings else w.head("lm_head.weight")
+    weight = _tied_head(g, w, spec) if spec.tie_embeddings else w.matrix("lm_head")
+    x = w.input(x, "lm_head", ROWS)
     y = _product(g, w, x, weight, "lm_head", spec.vocab_size, spec.lm_head_bias, ROWS)
     f32 = ir.DataType.FLOAT
     cap = spec.final_softcap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -14,44 +14,75 @@ import onnx_ir as ir
 from ...runtime.errors import CheckpointError
 from ..checkpoint import WeightSource
 from ..mapped import release_pages
-from ..precision import Precision, int4_group_size
+from ..precision import Precision
+from ..scheme import FLOAT, ROW, WHOLE, QuantizedInput, QuantizedSource, QuantizedWeight, Scheme
 from .graph_builder import GraphBuilder
+from .inputs import InputRounding
 from .quantize import quantize_int4, quantize_int8
 
 Array = npt.NDArray[Any]
+
+_CODES = {
+    "int8": ir.DataType.INT8,
+    "int4": ir.DataType.INT4,
+    "fp8": ir.DataType.FLOAT8E4M3FN,
+    "fp4": ir.DataType.FLOAT4E2M1,
+}
+_FLOATS = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+}
 
 _SLICE_ELEMENTS = 1 << 18  # checked at a time, so that little more than the result is held
 
 
 @dataclasses.dataclass
 class _Last:
-    """The codes and scales of the weight that was quantized last: a weight's two initializers share one pass."""
+    """The weight that was quantized or unpacked last: a weight's initializers share one pass."""
 
-    key: tuple[str, int] | None = None
-    codes: Array | None = None
-    scale: Array | None = None
+    name: str | None = None
+    weight: QuantizedWeight | None = None
 
 
 class WeightLoader:
-    """Puts weights into a graph. Nothing is read before an initializer's data is asked for."""
+    """Puts weights into a graph. No weight is read before an initializer's data is asked for."""
 
     def __init__(self, g: GraphBuilder, source: WeightSource, precision: Precision) -> None:
         self.g = g
         self.precision = precision
         self._source = source
+        self._inputs = InputRounding(g)
         self._last = _Last()
         self._tables: dict[str, ir.Value] = {}
 
-    def matrix(self, name: str) -> ir.Value:
-        """Return the weight as [in, out] in the compute type, at the precision's weight_bits."""
-        return self._linear(name, self.precision.weight_bits)
+    def scheme(self, name: str) -> Scheme:
+        """Return how the product `name` is quantized; a tied head is a table, see there."""
+        return self.precision.scheme(name, self._source.shape(f"{name}.weight")[1])
 
-    def head(self, name: str) -> ir.Value:
-        """Return an untied logits matrix as [in, out] in the compute type, at head_bits."""
-        return self._linear(name, self.precision.head_bits)
+    def input(self, x: ir.Value, name: str, rows: str) -> ir.Value:
+        """Return x [rows, K] as the product `name` takes it: by its factors, and rounded."""
+        tied = name == "lm_head" and f"{name}.weight" not in self._source.names()
+        k = self._source.shape("embed.weight" if tied else f"{name}.weight")[1]
+        scheme = self.precision.scheme(name, k)
+        calibrated = QuantizedInput()
+        if self.precision.quantization is not None and scheme != FLOAT:
+            calibrated = self._quantized_source().quantized_input(f"{name}.weight")
+        return self._inputs.apply(x, name, scheme, calibrated, (rows, k))
+
+    def matrix(self, name: str) -> ir.Value:
+        """Return the weight of the product `name` as [in, out] in the compute type."""
+        scheme, weight = self.scheme(name), f"{name}.weight"
+        n, k = self._source.shape(weight)
+        if scheme.weight == "float":
+            dtype = self._stored_type()
+            return self.cast(
+                self.g.lazy(weight, dtype, (k, n), lambda: _transposed(self._plain(weight, dtype)))
+            )
+        return self._dequantized(weight, scheme, n, k)
 
     def table(self, name: str) -> ir.Value:
-        """Return the embedding table [V, E]: as it is stored at 32 and 16 bits, dequantized at 8.
+        """Return the embedding table [V, E]: as it is stored, or dequantized where a head has 8 bits.
 
         One node whatever the number of users: a tied table is quantized once, a scale for each vocabulary row.
         TensorRT takes a quantized constant in front of DequantizeLinear only, so rows cannot be gathered before it.
@@ -59,12 +90,17 @@ class WeightLoader:
         if name in self._tables:
             return self._tables[name]
         rows, cols = self._source.shape(name)
-        if self.precision.head_bits > 8:
-            stored = self._stored_type(self.precision.head_bits)
+        if self.precision.head_bits > 8 or self.precision.quantization is not None:
+            stored = self._stored_type()
             table = self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored))
         else:
-            codes = self.g.lazy(name, ir.DataType.INT8, (rows, cols), lambda: self._int8(name)[0])
-            scale = self.g.lazy(f"{name}.scale", self.g.compute, (rows,), lambda: self._int8(name)[1])
+            scheme = Scheme("int8")
+            codes = self.g.lazy(
+                name, ir.DataType.INT8, (rows, cols), lambda: self._quantized(name, scheme).codes
+            )
+            scale = self.g.lazy(
+                f"{name}.scale", self.g.compute, (rows,), lambda: self._quantized(name, scheme).scale
+            )
             attrs = {"axis": 0}
             table = self.g.node(
                 "DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (rows, cols), attrs
@@ -88,6 +124,14 @@ class WeightLoader:
 
         return self.g.lazy(name, ir.DataType.FLOAT, self._source.shape(name), read)
 
+    def kv_scales(self, layer: int) -> list[ir.Value]:
+        """Return the scales of a layer's K and V pools; none where the pools are not quantized."""
+        if self.precision.kv == "float":
+            return []
+        scales = self._quantized_source().kv_scales(layer)
+        names = (f"layers.{layer}.k_scale", f"layers.{layer}.v_scale")
+        return [self.g.const_f32(name, scale) for name, scale in zip(names, scales, strict=True)]
+
     def cast(self, stored: ir.Value) -> ir.Value:
         """Return a stored weight in the compute type."""
         if stored.dtype == self.g.compute:
@@ -98,28 +142,51 @@ class WeightLoader:
             "Cast", [stored], name, self.g.compute, stored.shape.numpy(), {"to": int(self.g.compute)}
         )
 
-    def _linear(self, name: str, bits: int) -> ir.Value:
-        n, k = self._source.shape(name)
-        if bits > 8:
-            dtype = self._stored_type(bits)
-            return self.cast(self.g.lazy(name, dtype, (k, n), lambda: _transposed(self._plain(name, dtype))))
-        if bits == 8:
-            codes = self.g.lazy(name, ir.DataType.INT8, (k, n), lambda: _transposed(self._int8(name)[0]))
-            scale = self.g.lazy(f"{name}.scale", self.g.compute, (n,), lambda: self._int8(name)[1])
-            attrs = {"axis": 1}
+    def _dequantized(self, name: str, scheme: Scheme, n: int, k: int) -> ir.Value:
+        """Return [K, N] of a quantized weight as the nodes of decoder.py."""
+        g, compute = self.g, self.g.compute
+        kind = ir.DataType.UINT4 if scheme.zero_points else _CODES[scheme.weight]
+        codes = g.lazy(name, kind, (k, n), lambda: self._codes(name, scheme, kind))
+        shape, attrs = _scale_form(scheme, n, k)
+        inputs = [codes]
+        if scheme.weight == "fp4":
+            fp8 = ir.DataType.FLOAT8E4M3FN
+            blocks = g.lazy(f"{name}.scale", fp8, shape, lambda: self._scale(name, scheme))
+            outer = g.lazy(f"{name}.scale_2", compute, (), lambda: self._scale_2(name, scheme))
+            inputs.append(g.node("DequantizeLinear", [blocks, outer], f"{name}/scale_dq", compute, shape))
         else:
-            group = int4_group_size(k)
-            codes = self.g.lazy(name, ir.DataType.INT4, (k, n), lambda: self._int4(name, group))
-            scale = self.g.lazy(
-                f"{name}.scale", self.g.compute, (k // group, n), lambda: self._quantized(name, group)[1].T
-            )
-            attrs = {"axis": 0, "block_size": group}
-        return self.g.node("DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (k, n), attrs)
+            inputs.append(g.lazy(f"{name}.scale", compute, shape, lambda: self._scale(name, scheme)))
+        if scheme.zero_points:
+            inputs.append(g.lazy(f"{name}.zero", kind, shape, lambda: self._zero(name, scheme)))
+        w = g.node("DequantizeLinear", inputs, f"{name}/dq", compute, (k, n), attrs)
+        if scheme.fp8_grid:
+            fp8 = ir.DataType.FLOAT8E4M3FN
+            grid = g.lazy(f"{name}.grid", compute, (), lambda: self._scale_2(name, scheme))
+            zero = g.const(f"{name}.grid_zero", np.zeros((), fp8.numpy()))
+            q = g.node("QuantizeLinear", [w, grid, zero], f"{name}/grid_q", fp8, (k, n))
+            w = g.node("DequantizeLinear", [q, grid, zero], f"{name}/grid_dq", compute, (k, n))
+        return w
 
-    def _stored_type(self, bits: int) -> ir.DataType:
-        if bits == 32:
-            return ir.DataType.FLOAT
-        return ir.DataType.BFLOAT16 if self.precision.name == "bf16" else ir.DataType.FLOAT16
+    def _codes(self, name: str, scheme: Scheme, kind: ir.DataType) -> Array:
+        codes = _transposed(self._quantized(name, scheme).codes)
+        return codes if codes.dtype == kind.numpy() else codes.astype(kind.numpy())
+
+    def _scale(self, name: str, scheme: Scheme) -> Array:
+        """Return a weight's scales as [groups, out], in the type that they are stored in."""
+        scale = self._quantized(name, scheme).scale
+        kind = scale.dtype if scheme.weight == "fp4" else self.g.compute.numpy()
+        return scale.T.astype(kind, order="C")
+
+    def _scale_2(self, name: str, scheme: Scheme) -> Array:
+        return np.array(self._quantized(name, scheme).scale_2, self.g.compute.numpy())
+
+    def _zero(self, name: str, scheme: Scheme) -> Array:
+        zero = self._quantized(name, scheme).zero
+        assert zero is not None
+        return zero.T.astype(ml_dtypes.uint4, order="C")
+
+    def _stored_type(self) -> ir.DataType:
+        return _FLOATS[self.precision.float_type]
 
     def _plain(self, name: str, dtype: ir.DataType) -> Array:
         w = np.asarray(self._source.get(name))
@@ -136,26 +203,37 @@ class WeightLoader:
             )
         return out
 
-    def _int8(self, name: str) -> tuple[Array, Array]:
-        return self._quantized(name, 0)
-
-    def _int4(self, name: str, group: int) -> Array:
-        return _transposed(self._quantized(name, group)[0]).astype(ml_dtypes.int4)
-
-    def _quantized(self, name: str, group: int) -> tuple[Array, Array]:
-        """Return codes [out, in] and scales; group 0 is int8."""
+    def _quantized(self, name: str, scheme: Scheme) -> QuantizedWeight:
+        """Return a weight's codes and scales: the checkpoint's own, or rounded here to the nearest."""
         last = self._last
-        if last.key != (name, group) or last.codes is None or last.scale is None:
-            last.key = last.codes = last.scale = None  # let go before the next is read
-            w = np.asarray(self._source.get(name))
-            dtype = self.g.compute.numpy()
-            if group:
-                codes, scale = quantize_int4(w, group, name=name, scale_dtype=dtype)
+        if last.name != name or last.weight is None:
+            last.name = last.weight = None  # let go before the next is read
+            if self.precision.quantization is not None:
+                weight = self._quantized_source().quantized(name)
             else:
-                codes, scale = quantize_int8(w, name=name, scale_dtype=dtype)
-            last.key, last.codes, last.scale = (name, group), codes, scale
-            return codes, scale
-        return last.codes, last.scale
+                weight = self._rounded(name, scheme)
+            last.name, last.weight = name, weight
+        return last.weight
+
+    def _rounded(self, name: str, scheme: Scheme) -> QuantizedWeight:
+        w = np.asarray(self._source.get(name))
+        dtype = self.g.compute.numpy()
+        if scheme.weight == "int4":
+            return QuantizedWeight(*quantize_int4(w, scheme.weight_group, name=name, scale_dtype=dtype))
+        return QuantizedWeight(*quantize_int8(w, name=name, scale_dtype=dtype))
+
+    def _quantized_source(self) -> QuantizedSource:
+        return cast(QuantizedSource, self._source)
+
+
+def _scale_form(scheme: Scheme, n: int, k: int) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Return the shape of a weight's scales in the graph, and the attributes of its DequantizeLinear."""
+    if scheme.weight_group == WHOLE:
+        return (), {}
+    if scheme.weight_group == ROW:
+        return (n,), {"axis": 1}
+    group = scheme.weight_group
+    return (k // group, n), {"axis": 0, "block_size": group}
 
 
 def weight_bytes(model: ir.Model) -> dict[str, int]:

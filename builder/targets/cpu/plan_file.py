@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"PSMPLAN\0"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TILE = 16
 ALIGN = 64
 
@@ -36,6 +36,34 @@ class DType(enum.IntEnum):
     BF16 = 1
     I8 = 2
     I4 = 3
+    F16 = 4
+    F8 = 5
+    F4 = 6
+
+
+class KvFormat(enum.IntEnum):
+    """What the KV pools hold."""
+
+    F32 = 0
+    F8 = 1
+    I8 = 2
+
+
+class LinearInput(enum.IntEnum):
+    """What a product takes its input as."""
+
+    FLOAT = 0
+    INT8_ROW = 1
+    INT8_GROUP = 2
+    INT8_STATIC = 3
+
+
+class RoundFormat(enum.IntEnum):
+    """What ROUND_INPUT rounds to."""
+
+    INT8 = 0
+    F8 = 1
+    F4 = 2
 
 
 class Layout(enum.IntEnum):
@@ -60,6 +88,8 @@ class OpCode(enum.IntEnum):
     SOFTCAP = 8
     GATHER_ROWS = 9
     SCALE = 10
+    ROUND_INPUT = 11
+    MUL_VECTOR = 12
 
 
 MODEL_FIELDS = (
@@ -95,13 +125,14 @@ HEADER = np.dtype(
         )
     ]
     + [(n, "<i4") for n in MODEL_FIELDS]
-    + [("logits_slot", "<u4"), ("reserved", "<u4", (16,))]
+    + [("logits_slot", "<u4"), ("kv_format", "<u4"), ("reserved", "<u4", (15,))]
 )
-SECTIONS = ("data", "scales")  # what a tensor has in the file
+SECTIONS = ("data", "scales", "zeros")  # what a tensor has in the file
 SLOT = np.dtype([("rows", "<u4"), ("width", "<u4")])
 TENSOR = np.dtype(
     [(n, "<u4") for n in ("dtype", "layout", "rows", "cols", "group_size", "name")]
     + [(f"{section}_{what}", "<u8") for section in SECTIONS for what in ("offset", "bytes")]
+    + [("outer_scale", "<f4"), ("reserved", "<u4")]
 )
 VIEW = np.dtype([("slot", "<i4"), ("col", "<u4")])
 OP = np.dtype(
@@ -149,6 +180,7 @@ class Tensor:
     group_size: int
     sections: dict[str, int]
     blocks: Callable[[], Iterator[tuple[str, Array]]]
+    outer_scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,3 +205,4 @@ class Program:
     ops: list[Op]
     model: dict[str, int]  # MODEL_FIELDS
     logits_slot: int
+    kv_format: KvFormat = KvFormat.F32

@@ -27,15 +27,17 @@ struct PackedMatrix {
   uint32_t num_groups;   // >= 1
   uint32_t group_cols;   // columns of one group; padded_cols when there is one
   const void* data;
-  const float* scales;  // [N/16][num_groups][16]; null for F32 and BF16
+  const void* scales;  // [N/16][num_groups][16] float32, of F4 E4M3; null for F32, BF16 and F16
+  const float* zeros;  // likewise, of I4 with zero points; null otherwise
+  float outer_scale;   // of F4; 1 otherwise
 };
 
 // out[r, n] = x[r, :] . w[n, :] (+ bias[n]) (+ out[r, n]).
 struct LinearArgs {
   PackedMatrix w;
-  const float* x;  // F32 and BF16: [rows][x_stride]
+  const float* x;  // of linear_float: [rows][x_stride]
   size_t x_stride;
-  // I8 and I4: x as q * scale, quantized by quantize_row.
+  // Of linear_int8: x as q * scale, quantized by quantize_row or quantize_row_static.
   const int8_t* q;        // [rows][q_stride], zero from K to padded_cols
   size_t q_stride;        // bytes, a multiple of 64
   const float* q_scales;  // [rows][q_groups]
@@ -48,13 +50,15 @@ struct LinearArgs {
 };
 
 struct AttentionArgs {
-  // One layer's part of block 0; that of the next block lies block_stride floats behind it.
-  const float* k_pool;  // [KVH][D][BS], so that 16 positions of one d are a vector
-  const float* v_pool;  // [KVH][BS][D]
+  // One layer's part of block 0, values of KvFormat; that of the next block lies block_stride
+  // values behind it.
+  const void* k_pool;  // [KVH][D][BS], so that 16 positions of one d are a vector
+  const void* v_pool;  // [KVH][BS][D]
   size_t block_stride;
-  const int32_t* blocks;  // block of each block_size positions of the sequence
-  uint32_t block_size;    // BS, a power of two
-  uint32_t head_dim;      // D
+  float k_scale, v_scale;  // 1 for float pools
+  const int32_t* blocks;   // block of each block_size positions of the sequence
+  uint32_t block_size;     // BS, a power of two
+  uint32_t head_dim;       // D
   uint32_t kv_head;
   const float*
       q;  // first query row of the tile, its first head; heads follow at +D, rows at +q_stride
@@ -72,17 +76,30 @@ struct AttentionArgs {
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2 };
 
+using LinearKernel = void (*)(const LinearArgs& args, uint32_t row_begin, uint32_t row_end,
+                              uint32_t tile_begin, uint32_t tile_end);
+
 struct KernelTable {
   const char* name;
-  // Rows [row_begin, row_end) and tiles of 16 outputs [tile_begin, tile_end), by DType.
-  void (*linear[4])(const LinearArgs& args, uint32_t row_begin, uint32_t row_end,
-                    uint32_t tile_begin, uint32_t tile_end);
+  // Rows [row_begin, row_end) and tiles of 16 outputs [tile_begin, tile_end), by DType: float
+  // inputs by any weight, decoded as it is read; int8 inputs by I8 and I4 without zero points (null
+  // for others).
+  LinearKernel linear_float[kNumDTypes];
+  LinearKernel linear_int8[kNumDTypes];
   // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
   // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part without a number other
   // than 0 gets scale 0, one with a NaN or an infinity gets scale NaN (and any q and sums), so that
   // every product with it is NaN.
   void (*quantize_row)(const float* x, uint32_t n, uint32_t padded, uint32_t num_scales,
                        uint32_t num_sums, int8_t* q, float* scales, int32_t* sums);
+  // The same with one given scale for all of x, q within -128..127; scales gets one number.
+  void (*quantize_row_static)(const float* x, uint32_t n, uint32_t padded, float scale,
+                              uint32_t num_sums, int8_t* q, float* scales, int32_t* sums);
+  // kOpRoundInput of a row: group 0 = the row, -1 = `scale` is given; of F4 `scale` is the outer
+  // one. out may be x.
+  void (*round_row)(const float* x, uint32_t n, int32_t format, int32_t group, float scale,
+                    float* out);
+  void (*mul)(const float* a, const float* b, uint32_t n, float* out);
   void (*rms_norm)(const float* x, const float* weight, uint32_t n, float epsilon, float* out);
   // x[0..half) and x[half..2 half) rotated by cos, sin [half].
   void (*rope)(float* x, const float* cos, const float* sin, uint32_t half);
@@ -90,7 +107,9 @@ struct KernelTable {
   void (*add)(const float* a, const float* b, uint32_t n, float* out);
   void (*softcap)(float* x, uint32_t n, float cap);
   void (*scale)(float* x, uint32_t n, float factor);
-  void (*attend)(const AttentionArgs& args);
+  void (*attend[3])(const AttentionArgs& args);  // by KvFormat
+  // n values into a pool of an 8-bit KvFormat: out[i * stride] = code of x[i] / scale, saturated.
+  void (*store_kv[3])(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
 };
 
 // Positions whose softmax is taken together: part of a row's arithmetic, so the same on every path.

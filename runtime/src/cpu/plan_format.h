@@ -22,7 +22,7 @@ namespace plansmith {
 namespace cpu {
 
 constexpr char kPlanMagic[8] = {'P', 'S', 'M', 'P', 'L', 'A', 'N', '\0'};
-constexpr uint32_t kPlanFormatVersion = 1;
+constexpr uint32_t kPlanFormatVersion = 2;
 constexpr uint32_t kTile = 16;  // outputs that are packed side by side in every packed layout
 
 struct PlanHeader {
@@ -53,7 +53,8 @@ struct PlanHeader {
   int32_t max_seq_len;
   int32_t tokens_per_block;
   uint32_t logits_slot;  // slot that holds the result, rows = R
-  uint32_t reserved[16];
+  uint32_t kv_format;    // KvFormat
+  uint32_t reserved[15];
 };
 static_assert(sizeof(PlanHeader) == 200, "plan_file.py mirrors this");
 
@@ -65,19 +66,26 @@ struct SlotRecord {
 };
 static_assert(sizeof(SlotRecord) == 8, "");
 
-enum DType : uint32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3 };
+enum DType : uint32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3, kF16 = 4, kF8 = 5, kF4 = 6 };
+constexpr uint32_t kNumDTypes = 7;  // F8 is E4M3 (no infinities), F4 is E2M1: NVFP4
+
+// What the KV pools hold: a byte a value beside a scale of the layer's K, and one of its V.
+enum KvFormat : uint32_t { kKvF32 = 0, kKvF8 = 1, kKvI8 = 2 };
 
 // How a matrix [rows N, cols K] lies in memory. Packed layouts pad N to a multiple of kTile and K
 // to a multiple of the k step with zeros (an int4 zero is the nibble 8).
 //
 //   kRowMajor     [N][K]              vectors (norm weights, biases: N = 1), tables (cos, sin)
-//   kPackedN16    [N/16][K][16]       F32, BF16: one vector of 16 outputs for each k
+//   kPackedN16    [N/16][K][16]       F32, BF16, F16, F8: one vector of 16 outputs for each k
 //   kPackedN16K4  [N/16][K/4][16][4]  I8: four k of an output side by side (a 32-bit lane)
-//   kPackedN16K8  [N/16][K/8][16][4]  I4: byte j of an output holds k0+j (low nibble) and k0+4+j
-//                                     (high nibble), stored as value + 8 (0..15)
+//   kPackedN16K8  [N/16][K/8][16][4]  I4, F4: byte j of an output holds k0+j (low nibble) and
+//                                     k0+4+j (high nibble); I4 stored as value + 8 (0..15), with
+//                                     zero points as the code itself, F4 as its bits
 //
 // Scales are float32 [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
-// K / group_size.
+// K / group_size. I8, I4, F8 and F4 have them. Those of F4 are F8 (group_size 16), times
+// outer_scale. Zero points, of I4 alone and only where it has them, are float32 (0..15) like
+// scales: w = (code - zero) * scale. Without them an I4 weight is (code - 8) * scale.
 enum Layout : uint32_t { kRowMajor = 0, kPackedN16 = 1, kPackedN16K4 = 2, kPackedN16K8 = 3 };
 
 struct TensorRecord {
@@ -89,14 +97,29 @@ struct TensorRecord {
   uint32_t name;        // offset into strings (NUL-terminated)
   uint64_t data_offset, data_bytes;
   uint64_t scales_offset, scales_bytes;  // 0, 0 when there are none
+  uint64_t zeros_offset, zeros_bytes;    // likewise
+  float outer_scale;                     // of F4; 1 otherwise
+  uint32_t reserved;
 };
-static_assert(sizeof(TensorRecord) == 56, "");
+static_assert(sizeof(TensorRecord) == 80, "");
 
 // A view of columns [col, ...) of a slot.
 struct View {
   int32_t slot;  // -1 = unused
   uint32_t col;
 };
+
+// What a product takes its input as. I8 and I4 weights meet integers in integer arithmetic; any
+// weight meets floats, decoded on the way.
+enum LinearInput : int32_t {
+  kInputFloat = 0,      // as it is
+  kInputInt8Row = 1,    // rounded to int8, scale = max|x| / 127 over the row
+  kInputInt8Group = 2,  // the same over each group_size columns of the weight
+  kInputInt8Static = 3  // the scale is f[0]
+};
+
+// What kOpRoundInput rounds to.
+enum RoundFormat : int32_t { kRoundInt8 = 0, kRoundF8 = 1, kRoundF4 = 2 };
 
 enum OpCode : uint32_t {
   // out[t, 0..E) = row input_ids[t] of tensors[0] (any layout, dequantized) * f[0];
@@ -107,9 +130,9 @@ enum OpCode : uint32_t {
   // added at build. out may be in[0].
   kOpRmsNorm = 2,
   // out[r, 0..N) (+)= in[0][r, 0..K) . tensors[0]^T + tensors[1] (bias, F32 [1, N], -1 = none).
-  // i[0] = 1: add to out instead of writing. I8 and I4 weights: each row of the input is first
-  // quantized to int8 (symmetric, scale = max|x| / 127 over the row, or over each group_size
-  // columns when i[1] = 1).
+  // i[0] = 1: add to out instead of writing. i[1]: LinearInput; other than kInputFloat for I8 and
+  // I4 without zero points only. in[1]: what adapters (LoRA) take, where the product's own input
+  // was rounded or multiplied first; slot -1 = in[0].
   kOpLinear = 3,
   // In place on out: i[0] heads of i[1] columns; the first i[2] columns of each head are rotated as
   // two halves (x1 cos - x2 sin, x2 cos + x1 sin) with row position_ids[t] of tensors[0] (cos) and
@@ -118,7 +141,8 @@ enum OpCode : uint32_t {
   // Write k (in[1]) and v (in[2]) of the step's tokens into layer i[3]'s part of the pool, then
   // attend with q (in[0]). i[0] heads, i[1] KV heads, i[2] head size, i[4] window (a query at p
   // sees p-window+1..p; 0 = all), f[0] scale of q.k, f[1] soft cap (0 = none: s -> cap * tanh(s /
-  // cap)).
+  // cap)). tensors[0]: F32 [1, 2], the scales of K and V, with F8 and I8 pools: these hold
+  // round(k / scale), saturated; -1 otherwise.
   kOpPagedAttention = 5,
   // out = act(in[0]) * in[1] over i[0] columns; i[1]: 0 SiLU, 1 GELU (tanh), 2 GELU (erf)
   kOpGlu = 6,
@@ -130,6 +154,14 @@ enum OpCode : uint32_t {
   kOpGatherRows = 9,
   // In place on out over i[0] columns: x *= f[0]
   kOpScale = 10,
+  // out = round(in[0] / s) * s over i[0] columns; out may be in[0]. i[1]: RoundFormat; i[2]:
+  // columns
+  // that share s, 0 = the row, -1 = all rows: s is f[0]. int8: s = max|x| / 127, round to nearest
+  // even within -127..127 (static: -128..127); F8: max|x| / 448; F4: groups of 16,
+  // s = e4m3(max|x| / (6 * f[0])) * f[0]. 0 where s is 0; NaN where x has one.
+  kOpRoundInput = 11,
+  // out = in[0] * tensors[0] (F32 [1, i[0]]) over i[0] columns; out may be in[0]
+  kOpMulVector = 12,
 };
 
 struct OpRecord {

@@ -1,0 +1,1 @@
+"""Calibration: checkpoints quantized with NVIDIA ModelOpt, and what that costs in quality."""
