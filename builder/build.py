@@ -76,7 +76,7 @@ def plan_build(
     opened = open_checkpoint(checkpoint, given.get("max_seq_len"))
     check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
     made = make_limits(opened.spec.max_position_embeddings, **given)
-    recipe = choose_precision(precision, opened.spec, found)
+    recipe = choose_precision(precision, opened, found)
     draft_recipe = None if draft is None else draft_precision(draft, recipe)
     for target in found:
         check_target(target, opened.spec, recipe)

@@ -12,11 +12,11 @@ from typing import Any
 from .limits import Limits
 from .precision import Precision
 from .spec import DecoderSpec
-from .targets.registry import Target, compiler_version, compute_dtype
+from .targets.registry import Target, compiler_version, compute_dtype, recipe_for
 
 _HERE = pathlib.Path(__file__).parent
 # Sources that every target's plan depends on; a compiler's own folder comes on top.
-_COMMON = ("compile.py", "spec.py", "limits.py", "precision.py", "checkpoint", "graph")
+_COMMON = ("compile.py", "spec.py", "scheme.py", "limits.py", "precision.py", "checkpoint", "graph")
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def target_key(target: Target, fingerprint: str, spec: DecoderSpec, recipe: Prec
     content = {
         "checkpoint": fingerprint,
         "spec": dataclasses.asdict(spec),
-        "precision": dataclasses.asdict(recipe),
+        "precision": dataclasses.asdict(recipe_for(target, recipe)),
         "limits": plan_limits(limits),
         "target": dataclasses.asdict(target),
         "compiler_version": compiler_version(target),

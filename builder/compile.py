@@ -16,7 +16,7 @@ from .graph import build_graph, weight_bytes
 from .limits import Limits
 from .machine import PeakMemory
 from .precision import Precision
-from .targets.registry import Target, compiler_version, compute_dtype, target_names
+from .targets.registry import Target, compiler_version, compute_dtype, recipe_for, target_names
 
 Progress = Callable[[str, str, int, int], None]
 """Called as (target, phase, done, in all); in all is 0 where it is not known. May come from another thread."""
@@ -63,10 +63,15 @@ class CompileRequest:
         """Return the name under which progress, failures and reports speak of a target."""
         return piece_name(target.name, is_draft=self.is_draft)
 
-    def graph(self, compute: str) -> ir.Model:
-        """Return the graph with activations of a type; its weights are read when they are written."""
+    def graph(self, target: Target) -> ir.Model:
+        """Return the graph as a target compiles it; its weights are read when they are written."""
+        spec, recipe = self.checkpoint.spec, recipe_for(target, self.recipe)
         return build_graph(
-            self.checkpoint.spec, self.checkpoint.weights, self.recipe, self.limits, compute=compute
+            spec,
+            self.checkpoint.weights,
+            recipe,
+            self.limits,
+            compute=compute_dtype(target, spec, recipe),
         )
 
 
@@ -125,7 +130,7 @@ def _compile_cpu(request: CompileRequest, target: Target, work: pathlib.Path, pr
 
     plan = request.folder(work, target) / "model.plan"
     spec = request.checkpoint.spec
-    model = request.graph(compute_dtype(target, spec, request.recipe))
+    model = request.graph(target)
 
     def step(tensor: str, done: int, total: int) -> None:
         progress(request.label(target), f"packing {tensor}", done, total)
@@ -142,7 +147,7 @@ def _compile_cpu(request: CompileRequest, target: Target, work: pathlib.Path, pr
         compiler="plansmith-cpu",
         version=compiler_version(target),
         files=(plan,),
-        flags=("activation_groups",) if request.recipe.weight_bits <= 8 else (),
+        flags=(),
         seconds=statistics["seconds"],
         peak_rss_bytes=peak.bytes,
         weight_bytes=_plain_names(statistics["bytes_by_dtype"]),
@@ -163,7 +168,7 @@ def _compile_rtx(
 
     spec = request.checkpoint.spec
     models = {t.name: compute_dtype(t, spec, request.recipe) for t in targets}
-    graphs = {compute: request.graph(compute) for compute in set(models.values())}
+    graphs = {compute: request.graph(target) for target in targets for compute in [models[target.name]]}
 
     def job(target: Target) -> CompileJob:
         def step(phase: str, done: int, total: int) -> None:
@@ -221,7 +226,19 @@ def clear_failure_logs(out: pathlib.Path) -> None:
 
 def _plain_names(sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes under numpy's names of types: ONNX and the cpu plan have their own."""
-    names = {"float": "float32", "f32": "float32", "bf16": "bfloat16", "i8": "int8", "i4": "int4"}
+    names = {
+        "float": "float32",
+        "f32": "float32",
+        "f16": "float16",
+        "bf16": "bfloat16",
+        "i8": "int8",
+        "i4": "int4",
+        "uint4": "int4",
+        "f8": "float8_e4m3fn",
+        "float8e4m3fn": "float8_e4m3fn",
+        "f4": "float4_e2m1",
+        "float4e2m1": "float4_e2m1",
+    }
     return dict(sorted((names.get(name, name), size) for name, size in sizes.items()))
 
 
@@ -232,7 +249,7 @@ def needed_bytes(request: CompileRequest, targets: Sequence[Target]) -> int:
     exported = set()
     for target in targets:
         compute = compute_dtype(target, spec, request.recipe)
-        sizes = _plain_names(weight_bytes(request.graph(compute)))
+        sizes = _plain_names(weight_bytes(request.graph(target)))
         if target.compiler == "cpu":
             sizes["float16"] = 2 * sizes.get("float16", 0)  # held as float32
         elif compute not in exported:

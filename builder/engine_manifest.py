@@ -25,7 +25,7 @@ from .graph import contract
 from .limits import Limits
 from .machine import host
 from .spec import DecoderSpec, weight_shapes
-from .targets.registry import Target, activation_quantization, compute_dtype
+from .targets.registry import Target, activation_quantization, compute_dtype, kv_dtype
 from .targets.rtx import contract as rtx_contract
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def target_entry(
         token_layout=rtx_contract.TOKEN_LAYOUT if rectangular else "packed",
         row_alignment=rtx_contract.ROW_ALIGNMENT if rectangular else "none",
         compute_dtype=compute,
-        kv_dtype=compute,
+        kv_dtype=kv_dtype(target, spec, recipe),
         activation_quantization=activation_quantization(target, recipe),
         inputs=_inputs(target, spec, request.limits, compute),
         profiles=_profiles(result.flags),

@@ -83,6 +83,19 @@ PRECISIONS = {
     "int4": Precision("int4", 4, 8),
 }
 
+# What `plansmith quantize` makes; here so that a build can say so.
+RECIPES = (
+    "fp8",
+    "fp8_per_channel",
+    "int8_sq",
+    "int8_wo",
+    "int4_awq",
+    "int4_wo",
+    "w4a8_awq",
+    "nvfp4",
+    "nvfp4_wo",
+)
+
 
 @functools.lru_cache(maxsize=8)
 def _schemes(quantization: Quantization) -> Mapping[str, Scheme]:

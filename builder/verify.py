@@ -26,7 +26,6 @@ from .compare import Comparison, Logits, Tally, threshold_of
 from .graph import build_graph
 from .limits import Limits
 from .prompts import make_sequences
-from .round_activations import round_activations
 from .verify_subject import Subject
 
 REFEREES = ("reference", "transformers")
@@ -110,7 +109,7 @@ def verify(
         if "reference" in against:
             tell(VERIFY, "preparing the references", 0, 0)
             referees["reference"] = _reference_session(subject, num_blocks, num_threads, rounded=True)
-            if subject.recipe.weight_bits <= 8:
+            if subject.recipe != subject.recipe.without_rounding():
                 referees["unrounded"] = _reference_session(subject, num_blocks, num_threads, rounded=False)
         for steps, planned in enumerate(planner, 1):  # noqa: B007 - counted
             got = cpu.step(planned.batch)
@@ -180,9 +179,8 @@ def _cpu_session(
 def _reference_session(subject: Subject, num_blocks: int, num_threads: int, *, rounded: bool) -> _Session:
     from .targets.reference import ReferenceSession
 
-    model = build_graph(subject.checkpoint.spec, subject.checkpoint.weights, subject.recipe, subject.limits)
-    if rounded and subject.recipe.weight_bits <= 8:
-        round_activations(model)
+    recipe = subject.recipe if rounded else subject.recipe.without_rounding()
+    model = build_graph(subject.checkpoint.spec, subject.checkpoint.weights, recipe, subject.limits)
     return ReferenceSession(model, num_blocks, num_threads=num_threads)
 
 

@@ -14,12 +14,13 @@ from .build import plan_build
 from .checkpoint import Checkpoint, open_checkpoint
 from .graph import build_graph
 from .limits import Limits, make_limits
-from .precision import Precision, precision
+from .precision import Precision
+from .targets.registry import choose_precision, find_targets
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is verified: a cpu plan of a checkpoint."""
+    """What is verified: a cpu plan of a checkpoint; recipe is what the plan holds, with its rounding of inputs."""
 
     checkpoint: Checkpoint
     recipe: Precision
@@ -51,9 +52,10 @@ def open_subject(
     with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
         file = pathlib.Path(folder) / "model.plan"
         spec = plan.checkpoint.spec
-        model = build_graph(spec, plan.checkpoint.weights, plan.recipe, plan.limits)
+        recipe = plan.recipe.on_cpu()
+        model = build_graph(spec, plan.checkpoint.weights, recipe, plan.limits)
         compile_plan(model, spec, plan.limits, file)
-        yield Subject(plan.checkpoint, plan.recipe, plan.limits, file)
+        yield Subject(plan.checkpoint, recipe, plan.limits, file)
 
 
 def _engine_subject(
@@ -85,7 +87,7 @@ def _engine_subject(
     ]
     return Subject(
         opened,
-        precision(manifest.precision),
+        choose_precision(manifest.precision, opened, find_targets(["cpu"])).on_cpu(),
         make_limits(opened.spec.max_position_embeddings, **limits),
         manifest.plan_path("cpu"),
         tuple(notes),

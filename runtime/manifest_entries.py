@@ -12,7 +12,8 @@ from .manifest_fields import Fields
 TOKEN_LAYOUTS = ("packed", "rectangular")
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
 ROW_ALIGNMENTS = ("none", "right")
-ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8")
+KV_TYPES = (*FLOAT_TYPES, "float8_e4m3fn", "int8")
+ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8", "fp4", "mixed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,8 @@ class ModelEntry(Fields):
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Return the bytes that one position holds over all layers, K and V together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * (4 if kv_dtype == "float32" else 2)
+        value_bytes = {"float32": 4, "float16": 2, "bfloat16": 2}.get(kv_dtype, 1)
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * value_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,7 @@ class TargetEntry(Fields):
     token_layout : "packed" steps are [T]; "rectangular" ones are [B, S], padded on the side away from row_alignment
     inputs : what the plan takes besides the pools, which the graph contract names
     profiles : the plan's optimization profiles in the order of their index, () where it has none
-    activation_quantization : how activations meet quantized weights
+    activation_quantization : what the inputs of products with quantized weights are rounded to
     key : hash of everything that went into the plan; equal keys = the same plan
     seconds : time of the compilation
     """
@@ -129,7 +131,7 @@ class TargetEntry(Fields):
     sm: tuple[str, ...] = read.texts()
     token_layout: str = read.one_of(*TOKEN_LAYOUTS)
     compute_dtype: str = read.one_of(*FLOAT_TYPES)
-    kv_dtype: str = read.one_of(*FLOAT_TYPES)
+    kv_dtype: str = read.one_of(*KV_TYPES)
     activation_quantization: str = read.one_of(*ACTIVATION_QUANTIZATIONS)
     row_alignment: str = read.one_of(*ROW_ALIGNMENTS)
     inputs: tuple[TensorEntry, ...] = read.entries(TensorEntry)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...runtime.errors import CheckpointError
+from ..scheme import Quantization
 from ..spec import DecoderSpec
 from .gguf_checkpoint import GgufCheckpoint
 from .hf_dir import HfCheckpoint, hash_files
@@ -35,12 +36,14 @@ class Checkpoint:
 
     spec : the decoder it describes
     weights : its weights under canonical names, read when asked for
+    quantization : how they are quantized, and weights is then a QuantizedSource as well; None = they are not
     """
 
     def __init__(self, path: Path, source: _Source) -> None:
         self.path = path
         self.spec: DecoderSpec = source.spec
         self.weights: WeightSource = source.weights
+        self.quantization: Quantization | None = getattr(source, "quantization", None)
         self._source = source
         self._fingerprint: str | None = None
         beyond = [one for one in self.spec.eos_token_ids if one >= self.spec.vocab_size]

@@ -175,7 +175,8 @@ class WeightLoader:
         """Return a weight's scales as [groups, out], in the type that they are stored in."""
         scale = self._quantized(name, scheme).scale
         kind = scale.dtype if scheme.weight == "fp4" else self.g.compute.numpy()
-        return scale.T.astype(kind, order="C")
+        stored: Array = scale.T.astype(kind, order="C")
+        return stored
 
     def _scale_2(self, name: str, scheme: Scheme) -> Array:
         return np.array(self._quantized(name, scheme).scale_2, self.g.compute.numpy())
@@ -183,7 +184,8 @@ class WeightLoader:
     def _zero(self, name: str, scheme: Scheme) -> Array:
         zero = self._quantized(name, scheme).zero
         assert zero is not None
-        return zero.T.astype(ml_dtypes.uint4, order="C")
+        stored: Array = zero.T.astype(ml_dtypes.uint4, order="C")
+        return stored
 
     def _stored_type(self) -> ir.DataType:
         return _FLOATS[self.precision.float_type]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
-from ..precision import Precision, precision
+from ..checkpoint import Checkpoint
+from ..precision import PRECISIONS, RECIPES, FloatType, Precision, of_checkpoint, precision
 from ..spec import DecoderSpec
 from .rtx import targets as rtx
 
@@ -75,13 +76,28 @@ def _refuse(typed: str) -> NoReturn:
 
 
 def compute_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
-    """Return the type of the activations and the KV pools: what build_graph takes as `compute`."""
+    """Return the type of the activations, and of KV pools that are not quantized: `compute` of build_graph."""
     return "float32" if target.compiler == "cpu" else rtx.compute_type(spec, recipe.name)
 
 
+def recipe_for(target: Target, recipe: Precision) -> Precision:
+    """Return a recipe as a target runs it: cpu rounds the inputs of int8's and int4's products."""
+    return recipe.on_cpu() if target.compiler == "cpu" else recipe
+
+
 def activation_quantization(target: Target, recipe: Precision) -> str:
-    """Return how activations meet the weights: on cpu they are rounded to int8 beside int8 and int4 weights."""
-    return "int8" if target.compiler == "cpu" and recipe.weight_bits <= 8 else "none"
+    """Return what the inputs of quantized products are rounded to: none, int8, fp8, fp4, or mixed."""
+    recipe = recipe_for(target, recipe)
+    if recipe.quantization is None:
+        return "int8" if recipe.rounds_inputs else "none"
+    formats = {one.input for _, one in recipe.quantization.schemes} or {"float"}
+    return "mixed" if len(formats) > 1 else formats.pop().replace("float", "none")
+
+
+def kv_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
+    """Return the type of the KV pools' values."""
+    quantized = {"fp8": "float8_e4m3fn", "int8": "int8"}
+    return quantized.get(recipe.kv) or compute_dtype(target, spec, recipe)
 
 
 def check_target(target: Target, spec: DecoderSpec, recipe: Precision) -> None:
@@ -100,12 +116,37 @@ def compiler_version(target: Target) -> str:
     return f"format-{FORMAT_VERSION}"
 
 
-def choose_precision(name: str, spec: DecoderSpec, targets: Sequence[Target]) -> Precision:
-    """Return the recipe of --precision; "auto" is the checkpoint's own type where every target has it, else fp16."""
+def choose_precision(name: str, checkpoint: Checkpoint, targets: Sequence[Target]) -> Precision:
+    """Return the recipe of --precision for a checkpoint.
+
+    "auto" runs a quantized checkpoint as it is, so does its recipe's own name; of a plain one it is the checkpoint's
+    type where every target has it, else fp16. A quantized checkpoint can also be run in floats.
+    raises InvalidArgumentError for a name that is not known or would quantize twice, and for one that has to be
+        calibrated first.
+    """
+    quantization = checkpoint.quantization
+    if quantization is not None and name in ("auto", quantization.name):
+        return of_checkpoint(quantization, _float_type(checkpoint.spec))
+    if quantization is not None and name in PRECISIONS and precision(name).is_quantized:
+        raise InvalidArgumentError(
+            f"{checkpoint.path} is quantized already ({quantization.name}), so --precision {name} would round it "
+            "twice; leave --precision out to run it as it is, give fp16 or bf16 to run it in floats, or build "
+            f"{name} from the unquantized checkpoint"
+        )
+    if name in RECIPES:
+        raise InvalidArgumentError(
+            f"--precision {name} needs calibrated scales, which {checkpoint.path} does not have; run `plansmith "
+            f"quantize {checkpoint.path} --recipe {name} -o OUT` and build OUT"
+        )
     if name != "auto":
         return precision(name)
-    own = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(spec.dtype, "bf16")
+    own = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(checkpoint.spec.dtype, "bf16")
     gpus = [target for target in targets if target.compiler == "rtx"]
     if any(own not in rtx.TARGETS[target.name].types for target in gpus) or (gpus and own == "fp32"):
-        own = "bf16" if rtx.residual_may_overflow(spec) else "fp16"
+        own = "bf16" if rtx.residual_may_overflow(checkpoint.spec) else "fp16"
     return precision(own)
+
+
+def _float_type(spec: DecoderSpec) -> FloatType:
+    """Return what a quantized checkpoint's float weights are stored as: its own type."""
+    return spec.dtype if spec.dtype in ("float32", "float16") else "bfloat16"  # type: ignore[return-value]

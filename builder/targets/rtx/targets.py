@@ -122,11 +122,11 @@ def residual_may_overflow(spec: DecoderSpec) -> bool:
 def compute_type(spec: DecoderSpec, precision_name: str) -> str:
     """Return the activation type to give build_graph for a GPU: "float16" or "bfloat16".
 
-    fp16 and bf16 say it themselves; int8 and int4 take float16, or bfloat16 where the residual would overflow.
+    fp16 and bf16 say it themselves; quantized ones take float16, or bfloat16 where the residual would overflow.
     """
     if precision_name == "bf16":
         return "bfloat16"
-    if precision_name in ("int8", "int4") and residual_may_overflow(spec):
+    if precision_name != "fp16" and residual_may_overflow(spec):
         return "bfloat16"
     return "float16"
 
