@@ -46,8 +46,10 @@ void RunLinear(void* context, int) {
   const uint32_t row_items = (b->rows + 127) / 128, tile_items = (b->tiles + each - 1) / each;
   for (uint32_t i; (i = b->next.fetch_add(1)) < row_items * tile_items;) {
     const uint32_t row = i / tile_items * 128, tile = i % tile_items * each;
-    b->kernels->linear[b->args->w.dtype](*b->args, row, std::min(b->rows, row + 128), tile,
-                                         std::min(b->tiles, tile + each));
+    const LinearKernel* kernels =
+        b->args->w.scales != nullptr ? b->kernels->linear_int8 : b->kernels->linear_float;
+    kernels[b->args->w.dtype](*b->args, row, std::min(b->rows, row + 128), tile,
+                              std::min(b->tiles, tile + each));
   }
 }
 

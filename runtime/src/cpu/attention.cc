@@ -60,7 +60,7 @@ void AttentionWork::Run(const KernelTable& kernels, const psm_batch& batch, uint
   const size_t column = (args.kv_head * group + first_head) * args.head_dim;
   args.q += tile.row * args.q_stride + column;
   args.out += tile.row * args.out_stride + column;
-  kernels.attend(args);
+  kernels.attend[kKvF32](args);
 }
 
 void WriteKv(const KvWriteArgs& args, const BatchPlaces& places, uint32_t row_begin,

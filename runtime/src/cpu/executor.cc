@@ -121,8 +121,8 @@ void Executor::SizeQuantBuffers() {
   const PlanHeader& h = plan_->header();
   for (uint32_t i = 0; i < h.num_ops; ++i) {
     if (plan_->op(i).code != kOpLinear) continue;
+    if (plan_->op(i).i[1] == kInputFloat) continue;
     const PackedMatrix w = Matrix(plan_->op(i).tensors[0]);
-    if (w.scales == nullptr) continue;
     quant_stride_ = std::max(quant_stride_, RoundUp(w.padded_cols, 64));
     quant_scales_per_row_ = std::max<size_t>(quant_scales_per_row_, w.num_groups);
   }
@@ -143,8 +143,10 @@ PackedMatrix Executor::Matrix(int32_t tensor) const {
   m.num_groups = static_cast<uint32_t>(shape.num_groups);
   m.group_cols = t.group_size != 0 ? t.group_size : m.padded_cols;
   m.data = plan_->at(t.data_offset);
-  m.scales =
-      t.scales_bytes != 0 ? reinterpret_cast<const float*>(plan_->at(t.scales_offset)) : nullptr;
+  m.scales = t.scales_bytes != 0 ? plan_->at(t.scales_offset) : nullptr;
+  m.zeros =
+      t.zeros_bytes != 0 ? reinterpret_cast<const float*>(plan_->at(t.zeros_offset)) : nullptr;
+  m.outer_scale = t.outer_scale;
   return m;
 }
 
@@ -183,12 +185,12 @@ void Executor::AddLinear(uint32_t op_idx) {
   a.out = ViewData(op.out);
   a.out_stride = Stride(op.out);
   a.accumulate = op.i[0] == 1;
-  if (a.w.scales != nullptr) {
+  if (op.i[1] != kInputFloat) {
     a.q = quantized_.as<int8_t>();
     a.q_stride = quant_stride_;
     a.q_scales = quant_scales_.as<float>();
     a.q_sums = quant_sums_.as<int32_t>();
-    a.q_groups = op.i[1] == 1 ? a.w.num_groups : 1;
+    a.q_groups = op.i[1] == kInputInt8Group ? a.w.num_groups : 1;
     Phase quantize = phase;
     quantize.code = kPhaseQuantize;
     quantize.by_rows = true;

@@ -105,8 +105,9 @@ void Executor::RunLinear(const Phase& phase, uint32_t item) {
   const LinearArgs& a = phase.linear;
   const uint32_t row = item / cut.tile_items * cut.rows_each;
   const uint32_t tile = item % cut.tile_items * cut.tiles_each;
-  kernels_.linear[a.w.dtype](a, row, std::min(NumRows(phase), row + cut.rows_each), tile,
-                             std::min((a.w.rows + kTile - 1) / kTile, tile + cut.tiles_each));
+  const LinearKernel* kernels = a.q != nullptr ? kernels_.linear_int8 : kernels_.linear_float;
+  kernels[a.w.dtype](a, row, std::min(NumRows(phase), row + cut.rows_each), tile,
+                     std::min((a.w.rows + kTile - 1) / kTile, tile + cut.tiles_each));
 }
 
 void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
@@ -114,7 +115,7 @@ void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
   const PlanHeader& h = plan_->header();
   AttentionArgs a = {};
   a.k_pool = KvOfLayer(op.i[3]);
-  a.v_pool = a.k_pool + kv_layer_floats();
+  a.v_pool = KvOfLayer(op.i[3]) + kv_layer_floats();
   a.block_stride = kv_block_floats();
   a.block_size = static_cast<uint32_t>(h.tokens_per_block);
   a.head_dim = static_cast<uint32_t>(h.head_dim);

@@ -95,7 +95,8 @@ void DequantizeRow(const PackedMatrix& table, uint32_t layout, uint32_t row, flo
     }
     return;
   }
-  const float* scales = table.scales + tile * table.num_groups * kTile + lane;
+  const float* scales =
+      static_cast<const float*>(table.scales) + tile * table.num_groups * kTile + lane;
   const size_t step = table.dtype == kI8 ? 4 : 8;  // k of one 64-byte line
   const uint8_t* lines = static_cast<const uint8_t*>(table.data) + tile * (padded / step) * 64;
   for (size_t i = 0; i < k; ++i) {

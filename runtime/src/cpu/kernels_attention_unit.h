@@ -43,8 +43,8 @@ inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* 
   for (uint32_t i = 0; i < n; i += step) {
     const uint32_t pos = base + i;
     const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
-    const float* k = a.k_pool + block * a.block_stride + a.kv_head * head_floats;
-    const float* v = a.v_pool + block * a.block_stride + a.kv_head * head_floats;
+    const float* k = static_cast<const float*>(a.k_pool) + block * a.block_stride + a.kv_head * head_floats;
+    const float* v = static_cast<const float*>(a.v_pool) + block * a.block_stride + a.kv_head * head_floats;
     const uint32_t in_block = pos % a.block_size;
     unit->pieces[num++] = {k + in_block, v + static_cast<size_t>(in_block) * a.head_dim, i};
   }
@@ -177,7 +177,7 @@ inline void AddValues(const AttentionArgs& a, const RowValues& row, uint32_t hea
     const uint32_t pos = row.base + j, in_block = pos % a.block_size;
     const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
     const size_t in_pool = (static_cast<size_t>(a.kv_head) * a.block_size + in_block) * a.head_dim;
-    const float* v = a.v_pool + block * a.block_stride + in_pool + column;
+    const float* v = static_cast<const float*>(a.v_pool) + block * a.block_stride + in_pool + column;
     const uint32_t left = a.block_size - in_block;
     const uint32_t stop = left < row.end - j ? j + left : row.end;
     for (; j < stop; ++j, v += a.head_dim) {

@@ -138,7 +138,7 @@ struct IntBlock {
     const size_t q_groups = a.q_groups, num_groups = a.w.num_groups;
     const float* row_scales = a.q_scales + row * q_groups;
     const int32_t* row_sums = a.q_sums + row * num_groups;
-    const float* scales = a.w.scales + tile * num_groups * kTile;
+    const float* scales = static_cast<const float*>(a.w.scales) + tile * num_groups * kTile;
     V sum[MR][2];
     for (uint32_t r = 0; r < MR; ++r) sum[r][0] = sum[r][1] = VSet1(0.0f);
     for (size_t g = 0; g < num_groups; ++g, scales += kTile) {
@@ -166,16 +166,22 @@ struct IntBlock {
 
 const KernelTable kAvx2Kernels = {
     "avx2",
-    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, Linear<IntBlock<DotI8, 4>>,
-     Linear<IntBlock<DotI4, 2>>},
+    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, nullptr, nullptr, nullptr, nullptr,
+     nullptr},
+    {nullptr, nullptr, Linear<IntBlock<DotI8, 4>>, Linear<IntBlock<DotI4, 2>>, nullptr, nullptr,
+     nullptr},
     QuantizeRow,
+    nullptr,
+    nullptr,
+    Mul,
     RmsNorm,
     Rope,
     Glu,
     Add,
     Softcap,
     Scale,
-    Attend,
+    {Attend, nullptr, nullptr},
+    {nullptr, nullptr, nullptr},
 };
 
 }  // namespace cpu

@@ -104,7 +104,7 @@ struct IntBlock {
     const size_t q_groups = a.q_groups, num_groups = kGrouped ? a.w.num_groups : 1;
     const float* row_scales = a.q_scales + row * q_groups;
     const int32_t* row_sums = a.q_sums + row * num_groups;
-    const float* scales = a.w.scales + tile * num_groups * kTile;
+    const float* scales = static_cast<const float*>(a.w.scales) + tile * num_groups * kTile;
     V sum[MR][NT];
     for (size_t g = 0; g < num_groups; ++g) {
       Sums dot[MR][NT];
@@ -153,15 +153,21 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
 
 const KernelTable kAvx512VnniKernels = {
     "avx512vnni",
-    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, LinearInt<DotI8>, LinearInt<DotI4>},
+    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, nullptr, nullptr, nullptr, nullptr,
+     nullptr},
+    {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr, nullptr, nullptr},
     QuantizeRow,
+    nullptr,
+    nullptr,
+    Mul,
     RmsNorm,
     Rope,
     Glu,
     Add,
     Softcap,
     Scale,
-    Attend,
+    {Attend, nullptr, nullptr},
+    {nullptr, nullptr, nullptr},
 };
 
 }  // namespace cpu

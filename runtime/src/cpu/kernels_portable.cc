@@ -82,7 +82,8 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
       const int8_t* q = a.q + row * a.q_stride;
       const float* row_scales = a.q_scales + static_cast<size_t>(row) * a.q_groups;
       const int32_t* row_sums = a.q_sums + static_cast<size_t>(row) * a.w.num_groups;
-      const float* scales = a.w.scales + static_cast<size_t>(tile) * a.w.num_groups * kTile;
+      const float* scales = static_cast<const float*>(a.w.scales) +
+                            static_cast<size_t>(tile) * a.w.num_groups * kTile;
       float sum[kTile] = {};
       for (uint32_t g = 0; g < a.w.num_groups; ++g, scales += kTile) {
         int32_t dot[kTile];
@@ -102,15 +103,20 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
 
 const KernelTable kPortableKernels = {
     "portable",
-    {LinearFloat<float>, LinearFloat<uint16_t>, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>},
+    {LinearFloat<float>, LinearFloat<uint16_t>, nullptr, nullptr, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr, nullptr, nullptr},
     QuantizeRow,
+    nullptr,
+    nullptr,
+    Mul,
     RmsNorm,
     Rope,
     Glu,
     Add,
     Softcap,
     Scale,
-    Attend,
+    {Attend, nullptr, nullptr},
+    {nullptr, nullptr, nullptr},
 };
 
 }  // namespace cpu

@@ -119,6 +119,12 @@ void Add(const float* a, const float* b, uint32_t n, float* out) {
   });
 }
 
+void Mul(const float* a, const float* b, uint32_t n, float* out) {
+  ForVectors(n, [&](uint32_t i, uint32_t lanes) {
+    StoreUpTo(out + i, VMul(LoadUpTo(a + i, lanes), LoadUpTo(b + i, lanes)), lanes);
+  });
+}
+
 void Softcap(float* x, uint32_t n, float cap) {
   ForVectors(n, [&](uint32_t i, uint32_t lanes) {
     const V y = VDiv(LoadUpTo(x + i, lanes), VSet1(cap));

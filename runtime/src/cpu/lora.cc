@@ -235,7 +235,7 @@ void Lora::Run(size_t site, uint32_t item, const LinearArgs& product, int thread
   outer.out_stride = product.out_stride;
   outer.accumulate = true;
   for (const LinearArgs* args : {&inner, &outer}) {
-    kernels_.linear[kF32](*args, 0, piece.num_rows, 0, (args->w.rows + kTile - 1) / kTile);
+    kernels_.linear_float[kF32](*args, 0, piece.num_rows, 0, (args->w.rows + kTile - 1) / kTile);
   }
 }
 

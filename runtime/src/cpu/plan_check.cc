@@ -133,14 +133,25 @@ class OpChecker {
     const TensorRecord& weight = Tensor("the weight", op_.tensors[0]);
     if (weight.layout == kRowMajor) Fail("the weight is row-major, wanted a packed layout");
     if (op_.tensors[1] != -1) F32Table("the bias", op_.tensors[1], 1, weight.rows);
-    if (op_.i[0] < 0 || op_.i[0] > 1 || op_.i[1] < 0 || op_.i[1] > 1) {
-      Fail(Format("flags are %d and %d, wanted 0 or 1", op_.i[0], op_.i[1]));
-    }
-    if (op_.i[1] == 1 && weight.group_size == 0) {
-      Fail("activations are to be quantized by group, the weight has no groups");
-    }
+    if (op_.i[0] < 0 || op_.i[0] > 1) Fail(Format("the add flag is %d, wanted 0 or 1", op_.i[0]));
+    CheckInput(weight);
     SameRows(CheckView("in", op_.in[0], weight.cols), CheckView("out", op_.out, weight.rows));
     NoOverlap(op_.in[0], weight.cols, weight.rows, false);
+  }
+
+  // How the product takes its input must suit the weight.
+  void CheckInput(const TensorRecord& weight) {
+    const int32_t input = op_.i[1];
+    if (input < kInputFloat || input > kInputInt8Static) {
+      Fail(Format("takes its input as %d, wanted 0 (float) to 3 (int8, static)", input));
+    }
+    const bool integer = weight.dtype == kI8 || weight.dtype == kI4;
+    if ((input == kInputFloat) == integer) {
+      Fail("the input is to be rounded to int8, the weight is not I8 or I4");
+    }
+    if (input == kInputInt8Group && weight.group_size == 0) {
+      Fail("the input is to be rounded by group, the weight has no groups");
+    }
   }
 
   void Rope() {

@@ -95,7 +95,9 @@ void RunCase(const KernelTable& kernels, const Case& c, uint32_t rows, bool bias
   args.out_stride = out_stride;
   args.accumulate = accumulate;
   const uint32_t tiles = (c.n + kTile - 1) / kTile;
-  kernels.linear[c.dtype](args, 0, rows, 0, tiles);
+  const LinearKernel kernel =
+      (w.scales != nullptr ? kernels.linear_int8 : kernels.linear_float)[c.dtype];
+  kernel(args, 0, rows, 0, tiles);
 
   // Sums of products in float32, K (or the groups, after exact integer sums) of them one after
   // another.
@@ -128,7 +130,7 @@ void RunCase(const KernelTable& kernels, const Case& c, uint32_t rows, bool bias
   for (uint32_t r = 0; r < rows; ++r) {
     std::vector<float> alone = before;
     args.out = alone.data();
-    for (uint32_t t = 0; t < tiles; ++t) kernels.linear[c.dtype](args, r, r + 1, t, t + 1);
+    for (uint32_t t = 0; t < tiles; ++t) kernel(args, r, r + 1, t, t + 1);
     CHECK(memcmp(alone.data() + r * out_stride, out.data() + r * out_stride, c.n * sizeof(float)) ==
           0);
   }
@@ -159,7 +161,7 @@ void CheckExtremes(const KernelTable& kernels) {
       args.q_groups = 1;
       args.out = out.data();
       args.out_stride = n;
-      kernels.linear[dtype](args, 0, 1, 0, 1);
+      kernels.linear_int8[dtype](args, 0, 1, 0, 1);
       for (float y : out) CHECK(std::fabs(y + weight * k) < 1e-3 * k);
     }
   }

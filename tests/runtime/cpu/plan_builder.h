@@ -69,6 +69,7 @@ struct Packed {
     m.group_cols = record.group_size != 0 ? record.group_size : m.padded_cols;
     m.data = data.data();
     m.scales = scales.empty() ? nullptr : scales.data();
+    m.outer_scale = record.outer_scale;
     return m;
   }
 };
@@ -82,6 +83,7 @@ inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, ui
   p.record.rows = n;
   p.record.cols = k;
   p.record.group_size = group_size;
+  p.record.outer_scale = 1;
   p.values.resize(static_cast<size_t>(n) * k);
   const PaddedShape shape = PaddedShapeOf(p.record);
   p.data.assign(DataBytesOf(p.record), dtype == kI4 ? 0x88 : 0);

@@ -102,7 +102,8 @@ void CheckRules() {
       {[&](TinyModel* m) { op(m, kOpRmsNorm).f[0] = -1; }, "epsilon is negative"},
       {[&](TinyModel* m) { op(m, kOpLinear).tensors[0] = 0; }, "the weight is row-major"},
       {[&](TinyModel* m) { op(m, kOpLinear).tensors[1] = 0; }, "the bias is 96 x 4"},
-      {[&](TinyModel* m) { op(m, kOpLinear).i[1] = 2; }, "flags are 0 and 2"},
+      {[&](TinyModel* m) { op(m, kOpLinear).i[0] = 2; }, "add flag is 2"},
+      {[&](TinyModel* m) { op(m, kOpLinear).i[1] = 4; }, "takes its input as 4"},
       {[&](TinyModel* m) { op(m, kOpLinear).in[0] = {2, 1}; }, "input and output columns overlap"},
       {[&](TinyModel* m) { op(m, kOpLinear).in[0].slot = 6; }, "different kinds of rows"},
       {[&](TinyModel* m) { op(m, kOpRope).i[2] = 7; }, "rotates 7 of 8"},
@@ -147,7 +148,7 @@ void CheckFileRules() {
   CheckRefused(file, {}, "has 0 bytes");
   CheckRefused(file, std::vector<uint8_t>(good.begin(), good.begin() + 199), "has 199 bytes");
   CheckRefused(file, edited(0, 0x12345678, true), "does not begin with PSMPLAN");
-  CheckRefused(file, edited(offsetof(PlanHeader, format_version), 2, true), "format version 2");
+  CheckRefused(file, edited(offsetof(PlanHeader, format_version), 1, true), "format version 1");
   CheckRefused(file, edited(offsetof(PlanHeader, vocab_size), 5, false), "header has crc32");
   CheckRefused(file, edited(sizeof(PlanHeader) + 56, 5, false), "tables have crc32");
   CheckRefused(file, edited(offsetof(PlanHeader, slots_offset), 1, true),

@@ -55,7 +55,9 @@ class TinyModel {
     op.tensors[0] = weight;
     op.tensors[1] = bias;
     op.i[0] = add;
-    op.i[1] = s.by_group;
+    op.i[1] = s.dtype != kI8 && s.dtype != kI4 ? kInputFloat
+              : s.by_group                      ? kInputInt8Group
+                                                : kInputInt8Row;
   }
   void Norm(const char* name, View in, View out, uint32_t groups, uint32_t width) {
     const int32_t weight = Vector(name, width);
