@@ -1,8 +1,9 @@
-"""PagedAttention in standard ONNX ops.
+"""PagedAttention and RoundInput in standard ONNX ops.
 
 The step's ragged rows become a rectangle [B, S] (S = the longest chunk), keys and values are gathered page by page into
 [B, MB*BS], and a boolean mask says who sees whom. What lies behind a sequence's end is replaced by zeros before
-any arithmetic, so that garbage, NaN included, cannot reach a result through 0 * NaN.
+any arithmetic, so that garbage, NaN included, cannot reach a result through 0 * NaN. Quantized pools are float32 here and
+hold the numbers of the codes, so that NaN can mark what no step wrote.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import onnx_ir as ir
 
 from ....runtime.errors import UnsupportedError
 from ...graph import contract
+from .rounding import pool_codes, replace_fp4_weights, round_input
 from .tape import I64, Tape
 
 F32 = ir.DataType.FLOAT
@@ -34,7 +36,7 @@ class _Plan:
 
 
 def lower(model: ir.Model) -> ir.Model:
-    """Return a copy of a graph of build_graph in which each PagedAttention is standard ONNX ops.
+    """Return a copy of a graph of build_graph that has standard ONNX ops alone, all of which ONNX Runtime runs.
 
     The copy shares the weights' lazy tensors with `model`.
     raises : UnsupportedError for a bfloat16 graph, which ONNX Runtime's CPU kernels cannot run
@@ -60,10 +62,27 @@ def lower(model: ir.Model) -> ir.Model:
         layer = Tape(str(node.name), consts)
         outs = _attend(layer, node, plan, masks[node.attributes.get_int("window", 0)])
         ir.convenience.replace_nodes_and_values(graph, node, [node], layer.nodes, node.outputs, outs)
+    _lower_rounding(graph, consts)
+    _widen_pools(graph)
     for value in consts.values():
         graph.register_initializer(value)
     del graph.opset_imports[contract.OP_DOMAIN]
     return model
+
+
+def _lower_rounding(graph: ir.Graph, consts: dict[str, ir.Value]) -> None:
+    replace_fp4_weights(graph)
+    for node in [n for n in graph if (n.domain, n.op_type) == (contract.OP_DOMAIN, contract.ROUND_INPUT)]:
+        tape = Tape(str(node.name), consts)
+        out = round_input(tape, node)
+        ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [out])
+
+
+def _widen_pools(graph: ir.Graph) -> None:
+    """Make quantized pools float32, which ScatterND takes."""
+    for value in (*graph.inputs, *graph.outputs):
+        if value.dtype in (ir.DataType.FLOAT8E4M3FN, ir.DataType.INT8):
+            value.type = ir.TensorType(F32)
 
 
 def _plan(t: Tape, inputs: dict[str, ir.Value], block_size: int) -> _Plan:
@@ -113,16 +132,23 @@ def _mask(t: Tape, plan: _Plan, window: int) -> ir.Value:
 def _attend(t: Tape, node: ir.Node, plan: _Plan, mask: ir.Value) -> list[ir.Value]:
     """Return out, k_pool_out, v_pool_out."""
     q, k, v, k_pool, v_pool = (x for x in node.inputs[:5] if x is not None)
+    scales = node.inputs[8:]
     attrs = node.attributes
     heads, kv_heads, d = (attrs.get_int(a, 0) for a in ("num_heads", "kv_num_heads", "head_dim"))
     scale, softcap = attrs.get_float("scale", 1.0), attrs.get_float("softcap", 0.0)
 
     index = _write_index(t, plan, kv_heads)
     shape = t.ints(-1, kv_heads, d)
+    if scales:
+        k_scale, v_scale = (x for x in scales if x is not None)
+        assert k_pool.dtype is not None
+        k, v = pool_codes(t, k, k_scale, k_pool.dtype), pool_codes(t, v, v_scale, k_pool.dtype)
     k_out = t.op("ScatterND", k_pool, index, t.op("Reshape", k, shape))
     v_out = t.op("ScatterND", v_pool, index, t.op("Reshape", v, shape))
     keys = _pages(t, plan, k_out, kv_heads, d)
     values = _pages(t, plan, v_out, kv_heads, d)
+    if scales:
+        keys, values = t.op("Mul", keys, k_scale), t.op("Mul", values, v_scale)
 
     rows = t.op("Gather", t.cast(q, F32), plan.query_rows, axis=0)
     grouped = t.op("Reshape", rows, t.ints(0, 0, kv_heads, heads // kv_heads, d))

@@ -21,7 +21,8 @@ class ReferenceSession:
     """A graph of build_graph, run by ONNX Runtime's CPU provider at full precision.
 
     model : a graph of build_graph (lowered here) or of lower
-    num_blocks : blocks of the pools. They start as NaN: a result that reads what no step wrote shows at once
+    num_blocks : blocks of the pools. They start as NaN: a result that reads what no step wrote shows at once. Quantized
+        pools are float32 here, and hold the numbers of the codes
     num_threads : threads of ONNX Runtime
     raises : UnsupportedError if onnxruntime is not installed
     """
@@ -76,7 +77,10 @@ class ReferenceSession:
         return result
 
     def pool(self, name: str) -> npt.NDArray[Any]:
-        """Return a copy of a pool (NB, KVH, BS, D) by its input name, e.g. "k_pool.0"."""
+        """Return a copy of a pool (NB, KVH, BS, D) by its input name, e.g. "k_pool.0"; NaN where no step wrote.
+
+        Of a quantized pool it is float32: the codes, to be multiplied by the scale.
+        """
         return np.array(self._pools[name].numpy())
 
 
