@@ -193,6 +193,11 @@ def has_transformers() -> bool:
 
 def _transformers_logits(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> list[Logits]:
     """Return each sequence's logits (length, V), from the checkpoint in float32 without a KV cache."""
+    if checkpoint.quantization is not None:
+        raise UnsupportedError(
+            f"{checkpoint.path} is quantized, transformers would not run it as the engine does; compare --against "
+            "reference, and see with plansmith eval what the quantization changes"
+        )
     if not has_transformers():
         raise UnsupportedError(
             "--against transformers needs torch and transformers, which are not installed; run: pip install torch "
