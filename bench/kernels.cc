@@ -127,6 +127,7 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
 
 struct AttentionBench {
   const KernelTable* kernels;
+  uint32_t kv_format;
   const AttentionWork* work;
   const psm_batch* batch;
   AttentionArgs args;
@@ -139,14 +140,16 @@ void RunAttention(void* context, int idx) {
   AttentionArgs args = b->args;
   args.scratch = b->scratch[static_cast<size_t>(idx)].as<float>();
   for (uint32_t i; (i = b->next.fetch_add(1)) < b->work->num_items();) {
-    b->work->Run(*b->kernels, *b->batch, i, args);
+    b->work->Run(b->kernels->attend[b->kv_format], *b->batch, i, args);
   }
 }
 
 // 16 sequences at decode, one at prefill; SmolLM2's heads.
-void BenchAttention(const KernelTable& kernels, ThreadPool* pool, const Peaks& peaks) {
+void BenchAttention(const KernelTable& kernels, uint32_t kv_format, ThreadPool* pool,
+                    const Peaks& peaks) {
   const int32_t heads = 9, kv_heads = 3, dim = 64, block = 32;
-  printf("%-22s %9s %9s %9s\n", "attention", "us", "GFLOP/s", "GB/s");
+  const char* names[] = {"attention, F32 pools", "attention, F8 pools", "attention, I8 pools"};
+  printf("%-22s %9s %9s %9s\n", names[kv_format], "us", "GFLOP/s", "GB/s");
   const struct {
     int32_t seqs, rows, kv_len;
   } cases[] = {{1, 1, 1024}, {16, 1, 128}, {16, 1, 1024}, {1, 512, 512}, {1, 128, 2048}};
@@ -157,9 +160,16 @@ void BenchAttention(const KernelTable& kernels, ThreadPool* pool, const Peaks& p
     model.tokens_per_block = block;
     model.max_num_tokens = 4096;
     const int32_t stride = (c.kv_len + block - 1) / block;
-    const size_t floats = static_cast<size_t>(c.seqs * stride * block * kv_heads * dim);
-    const Pages k(floats * 4 + 64, "K"), v(floats * 4 + 64, "V");
-    for (size_t i = 0; i < floats; ++i) k.as<float>()[i] = v.as<float>()[i] = 0.01f * (i % 64);
+    const size_t values = static_cast<size_t>(c.seqs * stride * block * kv_heads * dim);
+    const size_t bytes = values * KvValueBytes(kv_format);
+    const Pages k(bytes + 64, "K"), v(bytes + 64, "V");
+    for (size_t i = 0; i < values; ++i) {
+      if (kv_format == kKvF32) {
+        k.as<float>()[i] = v.as<float>()[i] = 0.01f * (i % 64);
+      } else {
+        k.as<uint8_t>()[i] = v.as<uint8_t>()[i] = static_cast<uint8_t>(i % 64);
+      }
+    }
     const size_t q_floats = static_cast<size_t>(c.seqs * c.rows * heads * dim);
     std::vector<float> q(q_floats, 0.1f), out(q_floats);
     std::vector<int32_t> table, query_lens, kv_lens, cu = {0};
@@ -179,9 +189,10 @@ void BenchAttention(const KernelTable& kernels, ThreadPool* pool, const Peaks& p
     batch.block_table = table.data();
     AttentionWork work(heads, model, pool->num_threads());
     work.Set(batch);
-    AttentionBench b = {&kernels, &work, &batch, {}, {}, {0}};
-    b.args.k_pool = k.as<float>();
-    b.args.v_pool = v.as<float>();
+    AttentionBench b = {&kernels, kv_format, &work, &batch, {}, {}, {0}};
+    b.args.k_pool = k.as<void>();
+    b.args.v_pool = v.as<void>();
+    b.args.k_scale = b.args.v_scale = kv_format == kKvF32 ? 1.0f : 0.01f;
     b.args.block_stride = static_cast<size_t>(kv_heads * dim * block);
     b.args.block_size = block;
     b.args.head_dim = dim;
@@ -205,7 +216,7 @@ void BenchAttention(const KernelTable& kernels, ThreadPool* pool, const Peaks& p
     char name[64];
     snprintf(name, sizeof(name), "%d x %d rows, %d long", c.seqs, c.rows, c.kv_len);
     printf("%-22s %9.1f %9.1f %9.1f\n", name, best * 1e6, 4 * dim * pairs / best * 1e-9,
-           8e-9 * static_cast<double>(floats) / best);
+           2e-9 * static_cast<double>(bytes) / best);
   }
   printf("peaks: %.1f GFLOP/s, %.1f GB/s\n", peaks.fma_gflop_s, peaks.read_gb_s);
 }
@@ -275,7 +286,9 @@ int main(int argc, char** argv) {
   printf("%s, %d threads; peaks: read %.1f GB/s, fp32 FMA %.0f GFLOP/s, int8 %.0f GOP/s\n",
          kernels.name, threads, peaks.read_gb_s, peaks.fma_gflop_s, peaks.int8_gop_s);
   if (what.empty() || what == "linear") BenchLinear(kernels, &pool, peaks);
-  if (what.empty() || what == "attention") BenchAttention(kernels, &pool, peaks);
+  if (what.empty() || what == "attention") {
+    for (uint32_t format : {kKvF32, kKvF8, kKvI8}) BenchAttention(kernels, format, &pool, peaks);
+  }
   if (what.empty() || what == "model") {
     for (uint32_t dtype : {kI8, kI4, kBF16, kF32}) BenchModel(kernels, threads, dtype);
   }

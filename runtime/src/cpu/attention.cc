@@ -44,7 +44,7 @@ void AttentionWork::Set(const psm_batch& batch) {
   items_per_tile_ = num_kv_heads_ * ((group + heads_per_item_ - 1) / heads_per_item_);
 }
 
-void AttentionWork::Run(const KernelTable& kernels, const psm_batch& batch, uint32_t idx,
+void AttentionWork::Run(void (*attend)(const AttentionArgs&), const psm_batch& batch, uint32_t idx,
                         AttentionArgs args) const {
   const Tile& tile = tiles_[idx / items_per_tile_];
   const uint32_t group = num_heads_ / num_kv_heads_;
@@ -60,22 +60,52 @@ void AttentionWork::Run(const KernelTable& kernels, const psm_batch& batch, uint
   const size_t column = (args.kv_head * group + first_head) * args.head_dim;
   args.q += tile.row * args.q_stride + column;
   args.out += tile.row * args.out_stride + column;
-  kernels.attend[kKvF32](args);
+  attend(args);
 }
 
-void WriteKv(const KvWriteArgs& args, const BatchPlaces& places, uint32_t row_begin,
-             uint32_t row_end) {
+namespace {
+
+// One head's K and V of one token into float pools, and into those of 8-bit codes.
+struct FloatStore {
+  void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
+    float* k_to = static_cast<float*>(args.k_pool) + k_at;
+    for (size_t d = 0; d < args.head_dim; ++d) k_to[d * args.block_size] = k[d];
+    memcpy(static_cast<float*>(args.v_pool) + v_at, v, args.head_dim * sizeof(float));
+  }
+  const KvWriteArgs& args;
+};
+struct CodeStore {
+  void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
+    store(k, args.head_dim, args.k_scale, args.block_size,
+          static_cast<uint8_t*>(args.k_pool) + k_at);
+    store(v, args.head_dim, args.v_scale, 1, static_cast<uint8_t*>(args.v_pool) + v_at);
+  }
+  const KvWriteArgs& args;
+  void (*store)(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
+};
+
+template <typename Store>
+void WriteRows(const Store& store, const KvWriteArgs& args, const BatchPlaces& places,
+               uint32_t row_begin, uint32_t row_end) {
   const size_t dim = args.head_dim, size = args.block_size;
   for (uint32_t row = row_begin; row < row_end; ++row) {
     const KvPlace place = places.place(row);
     for (uint32_t h = 0; h < args.num_kv_heads; ++h) {
       const size_t head = place.block * args.block_stride + h * size * dim;
-      const float* k = args.k + row * args.k_stride + h * dim;
-      float* k_to = args.k_pool + head + place.offset;
-      for (size_t d = 0; d < dim; ++d) k_to[d * size] = k[d];
-      memcpy(args.v_pool + head + place.offset * dim, args.v + row * args.v_stride + h * dim,
-             dim * sizeof(float));
+      store(args.k + row * args.k_stride + h * dim, args.v + row * args.v_stride + h * dim,
+            head + place.offset, head + place.offset * dim);
     }
+  }
+}
+
+}  // namespace
+
+void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPlaces& places,
+             uint32_t row_begin, uint32_t row_end) {
+  if (args.kv_format == kKvF32) {
+    WriteRows(FloatStore{args}, args, places, row_begin, row_end);
+  } else {
+    WriteRows(CodeStore{args, kernels.store_kv[args.kv_format]}, args, places, row_begin, row_end);
   }
 }
 

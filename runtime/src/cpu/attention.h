@@ -23,8 +23,9 @@ class AttentionWork {
   uint32_t num_heads() const { return num_heads_; }
   uint32_t num_items() const { return static_cast<uint32_t>(num_tiles_) * items_per_tile_; }
 
-  // Attends item `idx`. `args` holds the op's pool, views and numbers; q and out point to row 0.
-  void Run(const KernelTable& kernels, const psm_batch& batch, uint32_t idx,
+  // Attends item `idx` with a kernel of KernelTable.attend. `args` holds the op's pool, views and
+  // numbers; q and out point to row 0.
+  void Run(void (*attend)(const AttentionArgs&), const psm_batch& batch, uint32_t idx,
            AttentionArgs args) const;
 
  private:
@@ -44,22 +45,29 @@ class AttentionWork {
   std::vector<Tile> tiles_;
 };
 
-// Writes rows [row_begin, row_end) of k and v ([rows][stride], KVH * D columns) into one layer's
-// pools.
+// Rows of k and v ([rows][stride], KVH * D columns) and the pools of one layer that they go to.
 struct KvWriteArgs {
   const float* k;
   size_t k_stride;
   const float* v;
   size_t v_stride;
-  float* k_pool;        // of block 0 and this layer: [KVH][D][BS]
-  float* v_pool;        // [KVH][BS][D]
-  size_t block_stride;  // floats from one block to the next
+  uint32_t kv_format;      // KvFormat of the pools
+  float k_scale, v_scale;  // of F8 and I8
+  void* k_pool;            // of block 0 and this layer: [KVH][D][BS]
+  void* v_pool;            // [KVH][BS][D]
+  size_t block_stride;     // values from one block to the next
   uint32_t num_kv_heads;
   uint32_t head_dim;
   uint32_t block_size;
 };
-void WriteKv(const KvWriteArgs& args, const BatchPlaces& places, uint32_t row_begin,
-             uint32_t row_end);
+// Writes rows [row_begin, row_end).
+void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPlaces& places,
+             uint32_t row_begin, uint32_t row_end);
+
+// Bytes of a value of a pool.
+constexpr size_t KvValueBytes(uint32_t kv_format) {
+  return kv_format == kKvF32 ? sizeof(float) : 1;
+}
 
 }  // namespace cpu
 }  // namespace plansmith

@@ -15,26 +15,26 @@ namespace {
 
 }  // namespace
 
-void CopyPositions(const BlockLayout& layout, const float* src, size_t num_tokens, float* dst) {
+void CopyPositions(const BlockLayout& layout, const uint8_t* src, size_t num_tokens, uint8_t* dst) {
   if (num_tokens == layout.block_size) {
-    std::memcpy(dst, src, layout.floats() * sizeof(float));
+    std::memcpy(dst, src, layout.bytes());
     return;
   }
-  const size_t half = layout.layer_floats();
+  const size_t half = layout.layer_values() * layout.value_bytes;
+  const size_t row_bytes = layout.block_size * layout.value_bytes;
+  const size_t token_bytes = layout.head_dim * layout.value_bytes;
   for (size_t layer = 0; layer < layout.num_layers; ++layer, src += 2 * half, dst += 2 * half) {
-    for (size_t row = 0; row < half; row += layout.block_size)
-      std::memcpy(dst + row, src + row, num_tokens * sizeof(float));
-    for (size_t head = 0; head < half; head += layout.head_dim * layout.block_size) {
-      std::memcpy(dst + half + head, src + half + head,
-                  num_tokens * layout.head_dim * sizeof(float));
-    }
+    for (size_t row = 0; row < half; row += row_bytes)
+      std::memcpy(dst + row, src + row, num_tokens * layout.value_bytes);
+    for (size_t head = half; head < 2 * half; head += token_bytes * layout.block_size)
+      std::memcpy(dst + head, src + head, num_tokens * token_bytes);
   }
 }
 
 void BlockCopier::OpenHost(int32_t num_blocks) {
   if (num_host_blocks_ != 0) Invalid("the host blocks are open already; open them once");
   if (num_blocks < 1) Invalid(Format("num_blocks is %d, wanted at least 1", num_blocks));
-  const size_t block_bytes = layout_.floats() * sizeof(float);
+  const size_t block_bytes = layout_.bytes();
   if (block_bytes > SIZE_MAX / static_cast<size_t>(num_blocks)) {
     throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
                       Format("%d host blocks of %zu bytes are more than the machine can address; "
@@ -46,12 +46,12 @@ void BlockCopier::OpenHost(int32_t num_blocks) {
 }
 
 BlockCopier::Side BlockCopier::Source(const psm_block_copy& copy) const {
-  return copy.kind == PSM_COPY_FROM_HOST ? Side{host_.as<float>(), num_host_blocks_, "host"}
+  return copy.kind == PSM_COPY_FROM_HOST ? Side{host_.as<uint8_t>(), num_host_blocks_, "host"}
                                          : Side{pool_, num_blocks_, "device"};
 }
 
 BlockCopier::Side BlockCopier::Target(const psm_block_copy& copy) const {
-  return copy.kind == PSM_COPY_TO_HOST ? Side{host_.as<float>(), num_host_blocks_, "host"}
+  return copy.kind == PSM_COPY_TO_HOST ? Side{host_.as<uint8_t>(), num_host_blocks_, "host"}
                                        : Side{pool_, num_blocks_, "device"};
 }
 
@@ -92,9 +92,9 @@ void BlockCopier::Copy(const psm_block_copy* copies, size_t num_copies) {
   for (size_t i = 0; i < num_copies; ++i) Check(copies[i], i);
   for (size_t i = 0; i < num_copies; ++i) {
     const psm_block_copy& copy = copies[i];
-    CopyPositions(layout_, Source(copy).base + static_cast<size_t>(copy.src) * layout_.floats(),
+    CopyPositions(layout_, Source(copy).base + static_cast<size_t>(copy.src) * layout_.bytes(),
                   static_cast<size_t>(copy.num_tokens),
-                  Target(copy).base + static_cast<size_t>(copy.dst) * layout_.floats());
+                  Target(copy).base + static_cast<size_t>(copy.dst) * layout_.bytes());
   }
 }
 

@@ -13,21 +13,23 @@
 namespace plansmith {
 namespace cpu {
 
-// How a block lies in memory: [layers][K, V], K as [KVH][D][BS], V as [KVH][BS][D], float32.
+// How a block lies in memory: [layers][K, V], K as [KVH][D][BS], V as [KVH][BS][D], values of
+// value_bytes each.
 struct BlockLayout {
-  size_t num_layers, num_kv_heads, head_dim, block_size;
-  size_t layer_floats() const { return num_kv_heads * head_dim * block_size; }  // of K alone
-  size_t floats() const { return 2 * layer_floats() * num_layers; }
+  size_t num_layers, num_kv_heads, head_dim, block_size, value_bytes;
+  size_t layer_values() const { return num_kv_heads * head_dim * block_size; }  // of K alone
+  size_t values() const { return 2 * layer_values() * num_layers; }
+  size_t bytes() const { return values() * value_bytes; }
 };
 
 // Copies the first `num_tokens` positions, all layers. A whole block is one piece; of fewer
-// positions K is num_tokens floats in each row of BS, V one piece a head.
-void CopyPositions(const BlockLayout& layout, const float* src, size_t num_tokens, float* dst);
+// positions K is num_tokens values in each row of BS, V one piece a head.
+void CopyPositions(const BlockLayout& layout, const uint8_t* src, size_t num_tokens, uint8_t* dst);
 
 // The device pool is borrowed, the host pool owned.
 class BlockCopier {
  public:
-  BlockCopier(const BlockLayout& layout, float* pool, int32_t num_blocks)
+  BlockCopier(const BlockLayout& layout, uint8_t* pool, int32_t num_blocks)
       : layout_(layout), pool_(pool), num_blocks_(num_blocks) {}
 
   // Once. Pages that no copy reaches are never touched. Throws INVALID_ARGUMENT, OUT_OF_MEMORY.
@@ -38,7 +40,7 @@ class BlockCopier {
 
  private:
   struct Side {
-    float* base;
+    uint8_t* base;
     int32_t num_blocks;
     const char* name;
   };
@@ -47,7 +49,7 @@ class BlockCopier {
   void Check(const psm_block_copy& copy, size_t idx) const;
 
   const BlockLayout layout_;
-  float* const pool_;
+  uint8_t* const pool_;
   const int32_t num_blocks_;
   Pages host_;
   int32_t num_host_blocks_ = 0;

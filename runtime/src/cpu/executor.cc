@@ -45,7 +45,7 @@ psm_model_info Executor::Describe() const {
   info.tokens_per_block = h.tokens_per_block;
   info.max_adapters = lora_.max_adapters();
   info.max_adapter_rank = lora_.max_rank();
-  info.kv_bytes_per_block = sizeof(float) * kv_block_floats();
+  info.kv_bytes_per_block = KvLayout().bytes();
   return info;
 }
 
@@ -57,23 +57,18 @@ void Executor::Open(int32_t num_blocks) {
     throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
                       Format("num_blocks is %d, wanted at least 1", num_blocks));
   }
-  const size_t most = (SIZE_MAX - kSlack) / sizeof(float) / static_cast<size_t>(num_blocks);
-  if (kv_block_floats() > most) {
+  const BlockLayout layout = KvLayout();
+  if (layout.bytes() > (SIZE_MAX - kSlack) / static_cast<size_t>(num_blocks)) {
     throw StatusError(
         PSM_ERROR_OUT_OF_MEMORY,
         Format("%d KV blocks of %zu bytes are more than the machine can address; open "
                "with fewer",
-               num_blocks, kv_block_floats() * sizeof(float)));
+               num_blocks, layout.bytes()));
   }
-  const size_t floats = kv_block_floats() * static_cast<size_t>(num_blocks);
-  Pages pool(floats * sizeof(float) + kSlack, "the KV pool");
+  Pages pool(layout.bytes() * static_cast<size_t>(num_blocks) + kSlack, "the KV pool");
   places_ = std::make_unique<BatchPlaces>(plan_->header(), num_blocks);
   kv_pool_ = std::move(pool);
-  const PlanHeader& h = plan_->header();
-  const BlockLayout layout = {static_cast<size_t>(h.num_layers),
-                              static_cast<size_t>(h.num_kv_heads), static_cast<size_t>(h.head_dim),
-                              static_cast<size_t>(h.tokens_per_block)};
-  copier_ = std::make_unique<BlockCopier>(layout, kv_pool_.as<float>(), num_blocks);
+  copier_ = std::make_unique<BlockCopier>(layout, kv_pool_.as<uint8_t>(), num_blocks);
 }
 
 void Executor::CopyBlocks(const psm_block_copy* copies, size_t num_copies) {
@@ -91,18 +86,21 @@ void Executor::CheckOpen() const {
   throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "the executor is not open; call open first");
 }
 
-size_t Executor::kv_layer_floats() const {
+BlockLayout Executor::KvLayout() const {
   const PlanHeader& h = plan_->header();
-  return static_cast<size_t>(h.num_kv_heads) * static_cast<size_t>(h.head_dim) *
-         static_cast<size_t>(h.tokens_per_block);
+  return {static_cast<size_t>(h.num_layers), static_cast<size_t>(h.num_kv_heads),
+          static_cast<size_t>(h.head_dim), static_cast<size_t>(h.tokens_per_block),
+          KvValueBytes(h.kv_format)};
 }
 
-size_t Executor::kv_block_floats() const {
-  return 2 * kv_layer_floats() * static_cast<size_t>(plan_->header().num_layers);
+uint8_t* Executor::KvOfLayer(int32_t layer, int which) const {
+  const BlockLayout layout = KvLayout();
+  const size_t part = 2 * static_cast<size_t>(layer) + static_cast<size_t>(which);
+  return kv_pool_.as<uint8_t>() + part * layout.layer_values() * layout.value_bytes;
 }
 
-float* Executor::KvOfLayer(int32_t layer) const {
-  return kv_pool_.as<float>() + 2 * kv_layer_floats() * static_cast<size_t>(layer);
+float Executor::KvScale(const OpRecord& op, int which) const {
+  return plan_->header().kv_format == kKvF32 ? 1.0f : TensorData(op.tensors[0])[which];
 }
 
 void Executor::AllocateSlots() {

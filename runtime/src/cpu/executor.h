@@ -82,10 +82,11 @@ class Executor {
   float* ViewData(const View& view) const;
   size_t Stride(const View& view) const { return strides_[static_cast<size_t>(view.slot)]; }
   void SizeQuantBuffers();
-  // K of a layer in block 0; V lies kv_layer_floats() behind it.
-  float* KvOfLayer(int32_t layer) const;
-  size_t kv_layer_floats() const;
-  size_t kv_block_floats() const;
+  BlockLayout KvLayout() const;
+  // K or V (which = 0, 1) of a layer in block 0.
+  uint8_t* KvOfLayer(int32_t layer, int which) const;
+  // Of kOpPagedAttention, 1 with float pools: the scale of K or V.
+  float KvScale(const OpRecord& op, int which) const;
 
   void RunStep(int thread_idx);
   uint32_t NumRows(const Phase& phase) const;
@@ -106,8 +107,8 @@ class Executor {
   Pages quantized_, quant_scales_, quant_sums_;
   size_t quant_stride_ = 0;          // bytes of a row
   size_t quant_scales_per_row_ = 0;  // most of any op
-  // [num_blocks][L][K, V][KVH * D * BS]: a block of all layers is one piece of memory, so that few
-  // blocks touch few huge pages.
+  // [num_blocks][L][K, V][KVH * D * BS], values of the plan's KvFormat: a block of all layers is one
+  // piece of memory, so that few blocks touch few huge pages.
   Pages kv_pool_;
   std::unique_ptr<BlockCopier> copier_;   // NULL until Open
   std::vector<AttentionWork> attention_;  // one for each number of heads in the plan

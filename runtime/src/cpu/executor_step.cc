@@ -114,9 +114,11 @@ void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
   const OpRecord& op = *phase.op;
   const PlanHeader& h = plan_->header();
   AttentionArgs a = {};
-  a.k_pool = KvOfLayer(op.i[3]);
-  a.v_pool = KvOfLayer(op.i[3]) + kv_layer_floats();
-  a.block_stride = kv_block_floats();
+  a.k_pool = KvOfLayer(op.i[3], 0);
+  a.v_pool = KvOfLayer(op.i[3], 1);
+  a.block_stride = KvLayout().values();
+  a.k_scale = KvScale(op, 0);
+  a.v_scale = KvScale(op, 1);
   a.block_size = static_cast<uint32_t>(h.tokens_per_block);
   a.head_dim = static_cast<uint32_t>(h.head_dim);
   a.q = ViewData(op.in[0]);
@@ -127,7 +129,7 @@ void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
   a.scale = op.f[0];
   a.softcap = op.f[1];
   a.scratch = attention_scratch_[static_cast<size_t>(thread_idx)].as<float>();
-  attention_[phase.attention].Run(kernels_, *batch_, item, a);
+  attention_[phase.attention].Run(kernels_.attend[h.kv_format], *batch_, item, a);
 }
 
 void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end) {
@@ -143,18 +145,20 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
   const float* in = has_input ? ViewData(op.in[0]) + row_begin * in_stride : nullptr;
   if (phase.code == kPhaseWriteKv) {
     const PlanHeader& h = plan_->header();
-    float* pool = KvOfLayer(op.i[3]);
     const KvWriteArgs a = {ViewData(op.in[1]),
                            Stride(op.in[1]),
                            ViewData(op.in[2]),
                            Stride(op.in[2]),
-                           pool,
-                           pool + kv_layer_floats(),
-                           kv_block_floats(),
+                           h.kv_format,
+                           KvScale(op, 0),
+                           KvScale(op, 1),
+                           KvOfLayer(op.i[3], 0),
+                           KvOfLayer(op.i[3], 1),
+                           KvLayout().values(),
                            static_cast<uint32_t>(h.num_kv_heads),
                            static_cast<uint32_t>(h.head_dim),
                            static_cast<uint32_t>(h.tokens_per_block)};
-    WriteKv(a, *places_, row_begin, row_end);
+    WriteKv(kernels_, a, *places_, row_begin, row_end);
     return;
   }
   for (uint32_t row = row_begin; row < row_end; ++row, out += out_stride, in += in_stride) {

@@ -1,8 +1,10 @@
 // Paged attention of one tile of query rows and heads that share a KV head, over the V of the file
 // that includes it.
 //
-// q [rows][heads][D] against K and V of the sequence's blocks. Bound by reading K and V at decode
-// (each position is read once for all queries of the tile), by arithmetic at prefill.
+// q [rows][heads][D] against K and V of the sequence's blocks, which hold T: float, F8 or int8_t.
+// Bound by reading K and V at decode (each position is read once for all queries of the tile), by
+// arithmetic at prefill. The scales of K and V meet q and the sums, so that the inner loops see
+// codes alone.
 //
 // The softmax is taken online over units of kAttentionUnit positions, units at multiples of that.
 // What a row adds for a unit depends on the row alone: its first and last position in the unit. So
@@ -23,13 +25,15 @@ struct Tile {
   size_t acc_stride;
   float* acc;     // [queries][acc_stride] sums of exp(score - max) * v
   float* scores;  // [queries][kScoresStride] of the unit at hand
-  float* q;       // [queries][D] times the scale
+  float* q;       // [queries][D] times the scales of q.k and of K
   float* max;     // [queries]
   float* sum;     // [queries] of exp(score - max)
   float* factor;  // [queries] for what was summed before the unit at hand
 };
 
+template <typename T>
 inline Tile StartTile(const AttentionArgs& a) {
+  const float scale = a.scale * (a.k_scale * kKvFactor<T>);
   Tile t;
   t.num_queries = a.num_rows * a.num_heads;
   t.acc_stride = (a.head_dim + 15) / 16 * 16;
@@ -41,7 +45,7 @@ inline Tile StartTile(const AttentionArgs& a) {
   t.factor = t.sum + t.num_queries;
   for (uint32_t i = 0; i < t.num_queries; ++i) {
     const float* row = a.q + (i / a.num_heads) * a.q_stride + (i % a.num_heads) * a.head_dim;
-    for (uint32_t d = 0; d < a.head_dim; ++d) t.q[i * a.head_dim + d] = row[d] * a.scale;
+    for (uint32_t d = 0; d < a.head_dim; ++d) t.q[i * a.head_dim + d] = row[d] * scale;
     for (uint32_t d = 0; d < t.acc_stride; ++d) t.acc[i * t.acc_stride + d] = 0.0f;
     t.max[i] = -__builtin_inff();
     t.sum[i] = 0.0f;
@@ -51,8 +55,9 @@ inline Tile StartTile(const AttentionArgs& a) {
 
 // One row's part of the unit at `base`: the positions that it sees, if any. Fetches a share of the
 // next unit's K, if given. All in int64: a window may be as large as an int32 holds.
+template <typename T>
 inline void AddRow(const AttentionArgs& a, const Tile& t, uint32_t row, int64_t base,
-                   const Unit* next) {
+                   const Unit<T>* next) {
   const int64_t pos = a.first_pos + static_cast<int64_t>(row);
   const int64_t from = (a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0) - base;
   const int64_t to = pos + 1 - base;
@@ -76,22 +81,23 @@ inline void AddRow(const AttentionArgs& a, const Tile& t, uint32_t row, int64_t 
                             t.factor + first,
                             t.acc + first * t.acc_stride,
                             t.acc_stride};
-  AddHeads(a, values, a.num_heads);
+  AddHeads<T>(a, values, a.num_heads);
 }
 
+template <typename T>
 void Attend(const AttentionArgs& a) {
-  const Tile t = StartTile(a);
+  const Tile t = StartTile<T>(a);
   const bool few = t.num_queries <= kFewQueries;
   const int64_t end = static_cast<int64_t>(a.first_pos) + a.num_rows;
   const int64_t first = a.window > 0 && a.first_pos >= a.window
                             ? static_cast<int64_t>(a.first_pos) + 1 - a.window
                             : 0;
-  const auto find = [&](int64_t base, Unit* unit) {
+  const auto find = [&](int64_t base, Unit<T>* unit) {
     const int64_t n = end - base < kAttentionUnit ? end - base : kAttentionUnit;
     FindPieces(a, static_cast<uint32_t>(base), static_cast<uint32_t>(n), unit);
   };
-  Unit units[2];
-  Unit *unit = units, *next = units + 1;
+  Unit<T> units[2];
+  Unit<T>*unit = units, *next = units + 1;
   int64_t base = first / kAttentionUnit * kAttentionUnit;
   find(base, unit);
   for (; base < end; base += kAttentionUnit) {
@@ -99,15 +105,18 @@ void Attend(const AttentionArgs& a) {
     if (!last) find(base + kAttentionUnit, next);
     Scores(t.q, t.num_queries, a, *unit, t.scores);
     for (uint32_t row = 0; row < a.num_rows; ++row) {
-      AddRow(a, t, row, base, few && !last ? next : nullptr);
+      AddRow<T>(a, t, row, base, few && !last ? next : nullptr);
     }
-    Unit* const done = unit;
+    Unit<T>* const done = unit;
     unit = next;
     next = done;
   }
+  const float scale = a.v_scale * kKvFactor<T>;
   for (uint32_t i = 0; i < t.num_queries; ++i) {
     float* row = a.out + (i / a.num_heads) * a.out_stride + (i % a.num_heads) * a.head_dim;
-    for (uint32_t d = 0; d < a.head_dim; ++d) row[d] = t.acc[i * t.acc_stride + d] / t.sum[i];
+    for (uint32_t d = 0; d < a.head_dim; ++d) {
+      row[d] = t.acc[i * t.acc_stride + d] / t.sum[i] * scale;
+    }
   }
 }
 

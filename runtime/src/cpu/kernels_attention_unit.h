@@ -1,11 +1,12 @@
 // What attention does with one unit of positions: where they lie, their scores, their softmax,
-// their values. Over the V of the file that includes it; kernels_attention.h puts the units
-// together.
+// their values. T is what the pools hold: float, F8 or int8_t. Over the V of the file that includes
+// it; kernels_attention.h puts the units together.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/kernels_kv.h"
 #include "cpu/simd_math.h"
 
 namespace plansmith {
@@ -24,27 +25,31 @@ constexpr uint32_t kValueHeads = kLanes == 16 ? 4 : 2;
 constexpr uint32_t kFewQueries = 12;
 
 // Where 1..kLanes positions of a unit lie in the pools.
+template <typename T>
 struct Piece {
-  const float* k;   // [D] rows of block_size
-  const float* v;   // rows of D
+  const T* k;       // [D] rows of block_size
+  const T* v;       // rows of D
   uint32_t offset;  // in the unit
 };
 
+template <typename T>
 struct Unit {
-  Piece pieces[kAttentionUnit + 1];  // blocks of one position, and one to make a pair
+  Piece<T> pieces[kAttentionUnit + 1];  // blocks of one position, and one to make a pair
   uint32_t num_pieces;
 };
 
 // Positions [base, base + n) of the sequence, cut where a block or a vector ends.
-inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* unit) {
+template <typename T>
+inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit<T>* unit) {
   const uint32_t step = a.block_size < kLanes ? a.block_size : kLanes;
-  const size_t head_floats = static_cast<size_t>(a.head_dim) * a.block_size;
+  const size_t head_values = static_cast<size_t>(a.head_dim) * a.block_size;
   uint32_t num = 0;
   for (uint32_t i = 0; i < n; i += step) {
     const uint32_t pos = base + i;
     const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
-    const float* k = static_cast<const float*>(a.k_pool) + block * a.block_stride + a.kv_head * head_floats;
-    const float* v = static_cast<const float*>(a.v_pool) + block * a.block_stride + a.kv_head * head_floats;
+    const size_t head = block * a.block_stride + a.kv_head * head_values;
+    const T* k = static_cast<const T*>(a.k_pool) + head;
+    const T* v = static_cast<const T*>(a.v_pool) + head;
     const uint32_t in_block = pos % a.block_size;
     unit->pieces[num++] = {k + in_block, v + static_cast<size_t>(in_block) * a.head_dim, i};
   }
@@ -59,16 +64,17 @@ inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit* 
 // rubbish, which the next piece overwrites or the mask hides.
 // kFetch: also fetches the pieces' V, which comes next, from memory: hardware stops at each block's
 // end.
-template <uint32_t Q, bool kFetch>
-inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, const Piece* pieces,
-                      float* scores) {
+template <uint32_t Q, bool kFetch, typename T>
+inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size,
+                      const Piece<T>* pieces, float* scores) {
+  constexpr uint32_t kFetchEach = sizeof(float) / sizeof(T);
   V sum[Q][2];
   for (uint32_t i = 0; i < Q; ++i) sum[i][0] = sum[i][1] = VSet1(0.0f);
-  const float* k0 = pieces[0].k;
-  const float* k1 = pieces[1].k;
+  const T* k0 = pieces[0].k;
+  const T* k1 = pieces[1].k;
   for (uint32_t d = 0; d < head_dim; ++d) {
-    const V a = VLoad(k0), b = VLoad(k1);
-    if (kFetch) {
+    const V a = LoadKv(k0), b = LoadKv(k1);
+    if (kFetch && d % kFetchEach == 0) {
       __builtin_prefetch(pieces[0].v + d * kLanes);
       __builtin_prefetch(pieces[1].v + d * kLanes);
     }
@@ -86,9 +92,9 @@ inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size, co
   }
 }
 
-template <uint32_t Q = kScoreQueries>
+template <uint32_t Q = kScoreQueries, typename T>
 inline void ScoreQueries(const float* q, uint32_t num_queries, const AttentionArgs& a, bool fetch,
-                         const Piece* pair, float* scores) {
+                         const Piece<T>* pair, float* scores) {
   if (num_queries != Q) {
     if constexpr (Q > 1) ScoreQueries<Q - 1>(q, num_queries, a, fetch, pair, scores);
   } else if (fetch) {
@@ -98,8 +104,9 @@ inline void ScoreQueries(const float* q, uint32_t num_queries, const AttentionAr
   }
 }
 
-inline void Scores(const float* q, uint32_t num_queries, const AttentionArgs& a, const Unit& unit,
-                   float* scores) {
+template <typename T>
+inline void Scores(const float* q, uint32_t num_queries, const AttentionArgs& a,
+                   const Unit<T>& unit, float* scores) {
   const bool few = num_queries <= kFewQueries;
   for (uint32_t p = 0; p < unit.num_pieces; p += 2) {
     for (uint32_t i = 0; i < num_queries; i += kScoreQueries) {
@@ -111,10 +118,12 @@ inline void Scores(const float* q, uint32_t num_queries, const AttentionArgs& a,
 }
 
 // Fetches rows [begin, end) of D of the unit's K.
-inline void FetchKeys(const Unit& unit, uint32_t begin, uint32_t end, uint32_t block_size) {
+template <typename T>
+inline void FetchKeys(const Unit<T>& unit, uint32_t begin, uint32_t end, uint32_t block_size) {
+  constexpr uint32_t kEach = sizeof(float) / sizeof(T);  // short rows share a cache line
   for (uint32_t p = 0; p < unit.num_pieces; ++p) {
-    const float* k = unit.pieces[p].k;
-    for (uint32_t d = begin; d < end; ++d) {
+    const T* k = unit.pieces[p].k;
+    for (uint32_t d = (begin + kEach - 1) / kEach * kEach; d < end; d += kEach) {
       __builtin_prefetch(k + static_cast<size_t>(d) * block_size);
     }
   }
@@ -161,7 +170,7 @@ struct RowValues {
 };
 
 // acc = acc * factor + sum of p[j] * v[j] for H heads from `head` and N vectors from `column`.
-template <uint32_t H, uint32_t N>
+template <typename T, uint32_t H, uint32_t N>
 inline void AddValues(const AttentionArgs& a, const RowValues& row, uint32_t head,
                       uint32_t column) {
   V sum[H][N];
@@ -177,12 +186,12 @@ inline void AddValues(const AttentionArgs& a, const RowValues& row, uint32_t hea
     const uint32_t pos = row.base + j, in_block = pos % a.block_size;
     const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
     const size_t in_pool = (static_cast<size_t>(a.kv_head) * a.block_size + in_block) * a.head_dim;
-    const float* v = static_cast<const float*>(a.v_pool) + block * a.block_stride + in_pool + column;
+    const T* v = static_cast<const T*>(a.v_pool) + block * a.block_stride + in_pool + column;
     const uint32_t left = a.block_size - in_block;
     const uint32_t stop = left < row.end - j ? j + left : row.end;
     for (; j < stop; ++j, v += a.head_dim) {
       V values[N];
-      for (uint32_t i = 0; i < N; ++i) values[i] = VLoad(v + i * kLanes);
+      for (uint32_t i = 0; i < N; ++i) values[i] = LoadKv(v + i * kLanes);
       for (uint32_t h = 0; h < H; ++h) {
         const V x = VSet1(p[h * kScoresStride + j]);
         for (uint32_t i = 0; i < N; ++i) sum[h][i] = VFma(x, values[i], sum[h][i]);
@@ -196,14 +205,14 @@ inline void AddValues(const AttentionArgs& a, const RowValues& row, uint32_t hea
 
 // Head sizes that are not a multiple of the vector end in a vector that reads past them; the pool
 // has slack behind it.
-template <uint32_t H = kValueHeads>
+template <typename T, uint32_t H = kValueHeads>
 inline void AddHeads(const AttentionArgs& a, const RowValues& row, uint32_t num_heads) {
   const uint32_t vectors = (a.head_dim + kLanes - 1) / kLanes;
   uint32_t head = 0;
   for (; head + H <= num_heads; head += H) {
     uint32_t i = 0;
-    for (; i + 4 <= vectors; i += 4) AddValues<H, 4>(a, row, head, i * kLanes);
-    for (; i < vectors; ++i) AddValues<H, 1>(a, row, head, i * kLanes);
+    for (; i + 4 <= vectors; i += 4) AddValues<T, H, 4>(a, row, head, i * kLanes);
+    for (; i < vectors; ++i) AddValues<T, H, 1>(a, row, head, i * kLanes);
   }
   if constexpr (H > 1) {
     if (head < num_heads) {
@@ -211,7 +220,7 @@ inline void AddHeads(const AttentionArgs& a, const RowValues& row, uint32_t num_
       rest.p += head * kScoresStride;
       rest.factors += head;
       rest.acc += head * row.acc_stride;
-      AddHeads<H - 1>(a, rest, num_heads - head);
+      AddHeads<T, H - 1>(a, rest, num_heads - head);
     }
   }
 }

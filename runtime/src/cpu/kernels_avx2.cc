@@ -180,8 +180,8 @@ const KernelTable kAvx2Kernels = {
     Add,
     Softcap,
     Scale,
-    {Attend, nullptr, nullptr},
-    {nullptr, nullptr, nullptr},
+    {Attend<float>, Attend<F8>, Attend<int8_t>},
+    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
 };
 
 }  // namespace cpu

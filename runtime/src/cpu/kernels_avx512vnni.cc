@@ -166,8 +166,8 @@ const KernelTable kAvx512VnniKernels = {
     Add,
     Softcap,
     Scale,
-    {Attend, nullptr, nullptr},
-    {nullptr, nullptr, nullptr},
+    {Attend<float>, Attend<F8>, Attend<int8_t>},
+    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
 };
 
 }  // namespace cpu

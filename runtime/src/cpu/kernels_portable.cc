@@ -115,8 +115,8 @@ const KernelTable kPortableKernels = {
     Add,
     Softcap,
     Scale,
-    {Attend, nullptr, nullptr},
-    {nullptr, nullptr, nullptr},
+    {Attend<float>, Attend<F8>, Attend<int8_t>},
+    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
 };
 
 }  // namespace cpu

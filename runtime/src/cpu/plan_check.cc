@@ -181,6 +181,7 @@ class OpChecker {
     if (op_.i[3] < 0 || op_.i[3] >= h.num_layers) {
       Fail(Format("is of layer %d, the model has %d", op_.i[3], h.num_layers));
     }
+    KvScales();
     if (op_.i[4] < 0) Fail(Format("window is %d, wanted 0 (all) or more", op_.i[4]));
     Finite("the scale", op_.f[0]);
     if (!(op_.f[1] >= 0) || !isfinite(op_.f[1])) Fail("the soft cap is negative or not finite");
@@ -192,6 +193,21 @@ class OpChecker {
     NoOverlap(op_.in[0], q_width, q_width, true);
     NoOverlap(op_.in[1], kv_width, q_width, false);
     NoOverlap(op_.in[2], kv_width, q_width, false);
+  }
+
+  // 8-bit pools have a scale of K and one of V.
+  void KvScales() {
+    if (plan_.header().kv_format == kKvF32) {
+      if (op_.tensors[0] != -1) Fail("has scales of K and V, the pools hold floats");
+      return;
+    }
+    const TensorRecord& t = F32Table("the scales of K and V", op_.tensors[0], 1, 2);
+    const float* scales = reinterpret_cast<const float*>(plan_.at(t.data_offset));
+    for (int i = 0; i < 2; ++i) {
+      if (isfinite(scales[i]) && scales[i] > 0) continue;
+      Fail(Format("the scale of %s is %g, wanted a number above 0", i == 0 ? "K" : "V",
+                  static_cast<double>(scales[i])));
+    }
   }
 
   void Elementwise(int num_inputs) {

@@ -69,6 +69,42 @@ inline void VStoreI8(int8_t* p, V v, uint32_t n) {
     for (uint32_t i = 0; i < n; ++i) p[i] = lanes[i];
   }
 }
+inline V VLoadI8(const int8_t* p) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+}
+// E4M3 codes as their values / 256, which are the half floats of the same bits; NaN stays.
+inline V VLoadF8(const uint8_t* p) {
+  const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(codes), 7);  // the sign in two bits
+  const __m128i half = _mm_and_si128(wide, _mm_set1_epi16(static_cast<int16_t>(0xBF80)));
+  const __m128i signless = _mm_and_si128(wide, _mm_set1_epi16(0x3F80));
+  const __m128i nan = _mm_cmpeq_epi16(signless, _mm_set1_epi16(0x3F80));
+  return _mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7C00))));
+}
+// The first n lanes, within +-448, as E4M3 codes, to nearest even; NaN stays.
+inline void VStoreF8(uint8_t* p, V v, uint32_t n) {
+  const V magnitude = VAbs(v);
+  const __m256i abs = _mm256_castps_si256(magnitude);
+  // Normal numbers: 20 bits less, and an exponent bias of 7 instead of 127.
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(abs, 20), _mm256_set1_epi32(1));
+  const __m256i even = _mm256_add_epi32(_mm256_add_epi32(abs, odd), _mm256_set1_epi32(0x7FFFF));
+  const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(even, 20), _mm256_set1_epi32(120 << 3));
+  // Those below 2^-6 are multiples of 2^-9: what 2^14 counts in.
+  const V sum = VAdd(magnitude, VSet1(16384.0f));
+  const __m256i small =
+      _mm256_sub_epi32(_mm256_castps_si256(sum), _mm256_castps_si256(VSet1(16384.0f)));
+  V code = VSelectLess(magnitude, VSet1(0.015625f), _mm256_castsi256_ps(small),
+                       _mm256_castsi256_ps(normal));
+  code = _mm256_blendv_ps(code, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F)),
+                          _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i sign =
+      _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(v), 24), _mm256_set1_epi32(0x80));
+  alignas(32) int32_t codes[kLanes];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(codes),
+                     _mm256_or_si256(_mm256_castps_si256(code), sign));
+  for (uint32_t i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(codes[i]);
+}
 
 }  // namespace
 }  // namespace cpu

@@ -55,6 +55,40 @@ inline float VReduceMax(V v) { return _mm512_reduce_max_ps(v); }
 inline void VStoreI8(int8_t* p, V v, uint32_t n) {
   _mm512_mask_cvtsepi32_storeu_epi8(p, MaskOf(n), _mm512_cvtps_epi32(v));
 }
+inline V VLoadI8(const int8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+}
+// E4M3 codes as their values / 256, which are the half floats of the same bits; NaN stays.
+inline V VLoadF8(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);  // the sign in two bits
+  const __m256i half = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xBF80)));
+  const __mmask16 nan =
+      _mm_cmpeq_epi8_mask(_mm_or_si128(codes, _mm_set1_epi8(-128)), _mm_set1_epi8(-1));
+  const __m256i infinite = _mm256_set1_epi16(0x7C00);
+  return _mm512_cvtph_ps(_mm256_or_si256(half, _mm256_maskz_mov_epi16(nan, infinite)));
+}
+// The first n lanes, within +-448, as E4M3 codes, to nearest even; NaN stays.
+inline void VStoreF8(uint8_t* p, V v, uint32_t n) {
+  const __m512i bits = _mm512_castps_si512(v), one = _mm512_set1_epi32(1);
+  const V magnitude = VAbs(v);
+  const __m512i abs = _mm512_castps_si512(magnitude);
+  // Normal numbers: 20 bits less, and an exponent bias of 7 instead of 127.
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(abs, 20), one);
+  const __m512i even = _mm512_add_epi32(_mm512_add_epi32(abs, odd), _mm512_set1_epi32(0x7FFFF));
+  __m512i code = _mm512_sub_epi32(_mm512_srli_epi32(even, 20), _mm512_set1_epi32(120 << 3));
+  // Those below 2^-6 are multiples of 2^-9: what 2^14 counts in.
+  const V sum = VAdd(magnitude, VSet1(16384.0f));
+  const __m512i small =
+      _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_castps_si512(VSet1(16384.0f)));
+  const __mmask16 is_small = _mm512_cmp_ps_mask(magnitude, VSet1(0.015625f), _CMP_LT_OQ);
+  code = _mm512_mask_mov_epi32(code, is_small, small);
+  code =
+      _mm512_mask_mov_epi32(code, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7F));
+  const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+  _mm512_mask_cvtepi32_storeu_epi8(p, MaskOf(n), _mm512_or_si512(code, sign));
+}
 
 }  // namespace
 }  // namespace cpu

@@ -101,6 +101,39 @@ inline float VReduceMax(V v) {
 inline void VStoreI8(int8_t* p, V v, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) p[i] = static_cast<int8_t>(v.f[i] == v.f[i] ? v.f[i] : 0.0f);
 }
+inline V VLoadI8(const int8_t* p) {
+  return VMake([&](uint32_t i) { return static_cast<float>(p[i]); });
+}
+// E4M3 codes as their values / 256; NaN stays.
+inline V VLoadF8(const uint8_t* p) {
+  return VMake([&](uint32_t i) {
+    const uint32_t magnitude = p[i] & 0x7Fu;
+    const uint32_t bits = magnitude == 0x7F ? 0x7FC00000u : (magnitude << 20) + (112u << 23);
+    float r;
+    memcpy(&r, &bits, sizeof(r));
+    // Below 8 the code is a number of steps of 2^-9.
+    r = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-17f : r;
+    return p[i] > 0x7F ? -r : r;
+  });
+}
+// The first n lanes, within +-448, as E4M3 codes, to nearest even; NaN stays.
+inline void VStoreF8(uint8_t* p, V v, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const float magnitude = fabsf(v.f[i]);
+    uint32_t bits, code;
+    memcpy(&bits, &magnitude, sizeof(bits));
+    if (magnitude != magnitude) {
+      code = 0x7F;
+    } else if (magnitude < 0.015625f) {  // below 2^-6: multiples of 2^-9, what 2^14 counts in
+      const float sum = magnitude + 16384.0f;
+      memcpy(&code, &sum, sizeof(code));
+      code -= 0x46800000u;
+    } else {  // 20 bits less, and an exponent bias of 7 instead of 127
+      code = ((bits + ((bits >> 20) & 1) + 0x7FFFFu) >> 20) - (120u << 3);
+    }
+    p[i] = static_cast<uint8_t>(code | (signbit(v.f[i]) ? 0x80u : 0u));
+  }
+}
 
 }  // namespace
 }  // namespace cpu

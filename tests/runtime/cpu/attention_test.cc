@@ -1,5 +1,5 @@
-// Paged attention of every instruction set against float64, over scattered blocks; and the same
-// bits however a sequence is cut into chunks, tiles and heads.
+// Paged attention of every instruction set and pool format against float64, over scattered blocks;
+// and the same bits however a sequence is cut into chunks, tiles and heads.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention.h"
@@ -7,11 +7,14 @@
 #include <algorithm>
 
 #include "isas.h"
+#include "kv_codes.h"
 #include "plan_builder.h"
 
 using namespace plansmith::cpu;
 
 namespace {
+
+constexpr float kKScale = 0.011f, kVScale = 0.017f;  // values are within 2: some are cut off
 
 struct Case {
   uint32_t heads, kv_heads, dim, block;
@@ -22,9 +25,11 @@ struct Case {
 // One sequence in its own pools, its blocks in random order.
 struct Sequence {
   Case c;
-  std::vector<float> q, k, v;  // [kv_len][heads or kv_heads][dim]
+  uint32_t format;                     // KvFormat
+  std::vector<float> q, k, v;          // [kv_len][heads or kv_heads][dim]
+  std::vector<double> held_k, held_v;  // what the pools hold of k and v
   std::vector<int32_t> table;
-  std::vector<float> k_pool, v_pool;
+  std::vector<uint8_t> k_pool, v_pool;
 };
 
 PlanHeader ModelOf(const Case& c) {
@@ -40,22 +45,25 @@ PlanHeader ModelOf(const Case& c) {
   return h;
 }
 
-Sequence MakeSequence(const Case& c, Random* random) {
+Sequence MakeSequence(const Case& c, uint32_t format, Random* random) {
   Sequence s;
   s.c = c;
+  s.format = format;
   const size_t n = static_cast<size_t>(c.kv_len);
   s.q = random->Floats(n * c.heads * c.dim, 2);
   s.k = random->Floats(n * c.kv_heads * c.dim, 2);
   s.v = random->Floats(n * c.kv_heads * c.dim, 2);
+  for (float x : s.k) s.held_k.push_back(HeldKv(format, x, kKScale));
+  for (float x : s.v) s.held_v.push_back(HeldKv(format, x, kVScale));
   const size_t used = (n + c.block - 1) / c.block;
   for (size_t i = 0; i < used + 3; ++i) s.table.push_back(static_cast<int32_t>(i));
   for (size_t i = s.table.size(); i-- > 1;) {
     std::swap(s.table[i], s.table[random->Below(static_cast<uint32_t>(i + 1))]);
   }
-  const size_t floats = s.table.size() * c.kv_heads * c.dim * c.block + 16;
-  // What was in the pools before must not matter, not even a NaN.
-  s.k_pool.assign(floats, NAN);
-  s.v_pool.assign(floats, NAN);
+  const size_t values = s.table.size() * c.kv_heads * c.dim * c.block;
+  // What was in the pools before must not matter, not even a NaN, which is all ones.
+  s.k_pool.assign(values * KvValueBytes(format) + 64, 0xFF);
+  s.v_pool = s.k_pool;
   return s;
 }
 
@@ -88,14 +96,18 @@ std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector
     batch.block_table = s.table.data();
     places.Set(batch);
     const size_t first = static_cast<size_t>(done);
-    WriteKv({s.k.data() + first * kv_width, kv_width, s.v.data() + first * kv_width, kv_width,
-             s.k_pool.data(), s.v_pool.data(), block_stride, c.kv_heads, c.dim, c.block},
+    WriteKv(kernels,
+            {s.k.data() + first * kv_width, kv_width, s.v.data() + first * kv_width, kv_width,
+             s.format, kKScale, kVScale, s.k_pool.data(), s.v_pool.data(), block_stride, c.kv_heads,
+             c.dim, c.block},
             places, 0, static_cast<uint32_t>(n));
     work.Set(batch);
     AttentionArgs a = {};
     a.k_pool = s.k_pool.data();
     a.v_pool = s.v_pool.data();
     a.block_stride = block_stride;
+    a.k_scale = s.format == kKvF32 ? 1.0f : kKScale;
+    a.v_scale = s.format == kKvF32 ? 1.0f : kVScale;
     a.block_size = c.block;
     a.head_dim = c.dim;
     a.q = s.q.data() + first * width;
@@ -106,7 +118,7 @@ std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector
     a.scale = 0.3f;
     a.softcap = c.softcap;
     a.scratch = scratch.data();
-    for (uint32_t i = work.num_items(); i-- > 0;) work.Run(kernels, batch, i, a);
+    for (uint32_t i = work.num_items(); i-- > 0;) work.Run(kernels.attend[s.format], batch, i, a);
     done += n;
   }
   return out;
@@ -122,9 +134,9 @@ void CheckAgainstFloat64(const KernelTable& kernels, const Sequence& s,
       const int32_t from = c.window > 0 ? std::max(0, t - c.window + 1) : 0;
       std::vector<double> p;
       for (int32_t j = from; j <= t; ++j) {
-        const float* k = &s.k[(static_cast<size_t>(j) * c.kv_heads + h / group) * c.dim];
+        const double* k = &s.held_k[(static_cast<size_t>(j) * c.kv_heads + h / group) * c.dim];
         double dot = 0;
-        for (uint32_t d = 0; d < c.dim; ++d) dot += static_cast<double>(q[d]) * k[d];
+        for (uint32_t d = 0; d < c.dim; ++d) dot += q[d] * k[d];
         dot *= static_cast<double>(0.3f);
         if (c.softcap > 0) dot = c.softcap * std::tanh(dot / c.softcap);
         p.push_back(dot);
@@ -136,7 +148,7 @@ void CheckAgainstFloat64(const KernelTable& kernels, const Sequence& s,
         double want = 0;
         for (int32_t j = from; j <= t; ++j) {
           want += p[static_cast<size_t>(j - from)] / sum *
-                  s.v[(static_cast<size_t>(j) * c.kv_heads + h / group) * c.dim + d];
+                  s.held_v[(static_cast<size_t>(j) * c.kv_heads + h / group) * c.dim + d];
         }
         const float y = got[(static_cast<size_t>(t) * c.heads + h) * c.dim + d];
         // Scores reach 1.2 * D; their float32 error, relative to 1, becomes that of p. Values are
@@ -144,9 +156,10 @@ void CheckAgainstFloat64(const KernelTable& kernels, const Sequence& s,
         const double allowed = 2 * (std::ldexp(1.0, -23) * 1.2 * c.dim + 1e-6);
         if (!(std::fabs(y - want) <= allowed)) {
           fprintf(stderr,
-                  "%s H %u KVH %u D %u BS %u len %d window %d cap %g: [%d,%u,%u] %g wanted %g\n",
-                  kernels.name, c.heads, c.kv_heads, c.dim, c.block, c.kv_len, c.window, c.softcap,
-                  t, h, d, y, want);
+                  "%s KV %u H %u KVH %u D %u BS %u len %d window %d cap %g: [%d,%u,%u] %g wanted "
+                  "%g\n",
+                  kernels.name, s.format, c.heads, c.kv_heads, c.dim, c.block, c.kv_len, c.window,
+                  c.softcap, t, h, d, y, want);
           exit(1);
         }
       }
@@ -154,8 +167,8 @@ void CheckAgainstFloat64(const KernelTable& kernels, const Sequence& s,
   }
 }
 
-void RunCase(const KernelTable& kernels, const Case& c, Random* random) {
-  const Sequence s = MakeSequence(c, random);
+void RunCase(const KernelTable& kernels, const Case& c, uint32_t format, Random* random) {
+  const Sequence s = MakeSequence(c, format, random);
   const std::vector<float> whole = Run(kernels, s, {c.kv_len}, 1);
   CheckAgainstFloat64(kernels, s, whole);
   const std::vector<std::vector<int32_t>> cuts = {
@@ -183,7 +196,9 @@ int main() {
   };
   for (const KernelTable* kernels : UsableTables()) {
     Random random(11);
-    for (const Case& c : cases) RunCase(*kernels, c, &random);
+    for (const Case& c : cases) {
+      for (uint32_t format : {kKvF32, kKvF8, kKvI8}) RunCase(*kernels, c, format, &random);
+    }
     printf("%s: ok\n", kernels->name);
   }
   return 0;

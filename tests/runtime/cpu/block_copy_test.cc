@@ -15,24 +15,34 @@ using namespace plansmith::cpu;
 
 namespace {
 
+std::vector<uint8_t> RandomBytes(Random* random, size_t n) {
+  std::vector<uint8_t> bytes(n);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random->Below(256));
+  return bytes;
+}
+
 // Copies where the layout says that a position lies, and nothing else changes.
 void TestPositions() {
   Random random(3);
-  const BlockLayout layouts[] = {{1, 1, 1, 1}, {2, 3, 5, 4}, {3, 2, 8, 16}, {1, 4, 64, 7}};
+  const BlockLayout layouts[] = {{1, 1, 1, 1, 4},  {2, 3, 5, 4, 4}, {3, 2, 8, 16, 4},
+                                 {1, 4, 64, 7, 4}, {1, 1, 1, 1, 1}, {2, 3, 5, 4, 1},
+                                 {3, 2, 8, 16, 1}, {1, 4, 64, 7, 1}};
   for (const BlockLayout& l : layouts) {
-    const std::vector<float> src = random.Floats(l.floats(), 1), old = random.Floats(l.floats(), 1);
+    const std::vector<uint8_t> src = RandomBytes(&random, l.bytes());
+    const std::vector<uint8_t> old = RandomBytes(&random, l.bytes());
     for (size_t n = 1; n <= l.block_size; ++n) {
-      std::vector<float> want = old, got = old;
+      std::vector<uint8_t> want = old, got = old;
       for (size_t layer = 0; layer < l.num_layers; ++layer) {
         for (size_t head = 0; head < l.num_kv_heads; ++head) {
           for (size_t d = 0; d < l.head_dim; ++d) {
             for (size_t p = 0; p < n; ++p) {
               const size_t k =
-                  2 * layer * l.layer_floats() + (head * l.head_dim + d) * l.block_size + p;
+                  2 * layer * l.layer_values() + (head * l.head_dim + d) * l.block_size + p;
               const size_t v =
-                  (2 * layer + 1) * l.layer_floats() + (head * l.block_size + p) * l.head_dim + d;
-              want[k] = src[k];
-              want[v] = src[v];
+                  (2 * layer + 1) * l.layer_values() + (head * l.block_size + p) * l.head_dim + d;
+              for (const size_t at : {k, v}) {
+                std::memcpy(&want[at * l.value_bytes], &src[at * l.value_bytes], l.value_bytes);
+              }
             }
           }
         }
@@ -52,8 +62,10 @@ void Copy(Driver* driver, const std::vector<psm_block_copy>& copies) {
 
 // A sequence goes on over copies of its blocks (through the host and within the pool, the last one
 // partly filled) with the logits it would have had.
-void TestThroughExecutor(const char* isa) {
-  TinyModel model{TinyShape()};
+void TestThroughExecutor(const char* isa, uint32_t kv_format) {
+  TinyShape shape;
+  shape.kv_format = kv_format;
+  TinyModel model{shape};
   const TempFile file;
   file.Write(model.plan.Bytes());
   const int32_t size = static_cast<int32_t>(model.s.block);
@@ -137,7 +149,9 @@ void TestHostLimits() {
 
 int main() {
   TestPositions();
-  for (const KernelTable* table : UsableTables()) TestThroughExecutor(table->name);
+  for (const KernelTable* table : UsableTables()) {
+    for (uint32_t format : {kKvF32, kKvF8, kKvI8}) TestThroughExecutor(table->name, format);
+  }
   TestBadCopies();
   TestHostLimits();
   return 0;

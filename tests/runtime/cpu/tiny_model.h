@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kv_codes.h"
 #include "plan_builder.h"
 
 namespace plansmith {
@@ -19,6 +20,7 @@ struct TinyShape {
   uint32_t block = 8, max_tokens = 64, max_batch = 8, max_len = 96;
   uint32_t dtype = kF32, group_size = 0;
   bool by_group = false;
+  uint32_t kv_format = kKvF32;
   bool gather_early = false;  // only rows with logits go through what follows the last attention
 };
 
@@ -56,8 +58,8 @@ class TinyModel {
     op.tensors[1] = bias;
     op.i[0] = add;
     op.i[1] = s.dtype != kI8 && s.dtype != kI4 ? kInputFloat
-              : s.by_group                      ? kInputInt8Group
-                                                : kInputInt8Row;
+              : s.by_group                     ? kInputInt8Group
+                                               : kInputInt8Row;
   }
   void Norm(const char* name, View in, View out, uint32_t groups, uint32_t width) {
     const int32_t weight = Vector(name, width);
@@ -100,6 +102,7 @@ inline void TinyModel::Build() {
   h.max_input_len = static_cast<int32_t>(s.max_len);
   h.max_seq_len = static_cast<int32_t>(s.max_len);
   h.tokens_per_block = static_cast<int32_t>(s.block);
+  h.kv_format = s.kv_format;
   const uint32_t q = s.heads * s.dim, kv = s.kv_heads * s.dim;
   x_ = plan.Slot(kRowsTokens, s.hidden);
   normed_ = plan.Slot(kRowsTokens, s.hidden);
@@ -159,7 +162,14 @@ inline void TinyModel::Layer(int32_t layer) {
     rope.i[0] = static_cast<int32_t>(part == 0 ? s.heads : s.kv_heads);
     rope.i[1] = rope.i[2] = static_cast<int32_t>(s.dim);
   }
+  // Codes of an 8-bit pool reach a little farther than the values do.
+  const float kv_scales[] = {s.kv_format == kKvF8 ? 0.01f : 0.03f, 0.02f};
+  const int32_t scales =
+      s.kv_format == kKvF32
+          ? -1
+          : plan.Tensor("kv_scales", PackMatrix({kv_scales[0], kv_scales[1]}, 1, 2, kF32, 0, true));
   OpRecord& attention = plan.Op(kOpPagedAttention, "attention");
+  attention.tensors[0] = scales;
   attention.in[0] = {qkv_, 0};
   attention.in[1] = {qkv_, q};
   attention.in[2] = {qkv_, q + kv};
@@ -303,6 +313,15 @@ inline void TinyModel::RunAttention(const OpRecord& op, size_t n, std::vector<Ro
     const size_t slot = static_cast<size_t>(view.slot);
     return (*slots)[slot].data() + row * plan.slots[slot].width + view.col;
   };
+  for (int part = 0; part < 2 && op.tensors[0] >= 0; ++part) {
+    const double scale =
+        plan.tensors[static_cast<size_t>(op.tensors[0])].values[static_cast<size_t>(part)];
+    for (size_t t = 0; t < n; ++t) {
+      double* x = at(op.in[1 + part], t);
+      for (uint32_t i = 0; i < s.kv_heads * s.dim; ++i)
+        x[i] = HeldKv(s.kv_format, static_cast<float>(x[i]), static_cast<float>(scale));
+    }
+  }
   for (size_t t = 0; t < n; ++t) {
     const size_t window = static_cast<size_t>(op.i[4]);
     const size_t from = window > 0 && t + 1 > window ? t + 1 - window : 0;
