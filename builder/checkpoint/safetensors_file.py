@@ -32,6 +32,14 @@ _OTHER_BITS = {  # of the format, but not weights that we read; harmless extra t
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "C64": 64,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+_RAW_DTYPES: dict[str, npt.DTypeLike] = {  # what quantized weights and what goes with them are stored as
+    **_DTYPES,
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
 _BITS = {"F32": 32, "F16": 16, "BF16": 16, **_OTHER_BITS}
 _REDO = "download or save the file again"
 
@@ -159,14 +167,30 @@ class SafetensorsFile:
                 f"tensor {name!r} is stored as {entry.dtype}, readable are F32, F16 and BF16; "
                 "use the unquantized checkpoint"
             )
+        return self._view(entry, _DTYPES[entry.dtype])
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """Return a tensor as it is stored, floats, int8, uint8, int32, int64 or E4M3; for readers of quantized weights.
+
+        raises CheckpointError for a dtype that none of them has
+        """
+        entry = self._entries[name]
+        if entry.dtype not in _RAW_DTYPES:
+            raise self._error(
+                f"tensor {name!r} is stored as {entry.dtype}, quantized weights are read as "
+                f"{', '.join(_RAW_DTYPES)}; use a checkpoint of another format"
+            )
+        return self._view(entry, _RAW_DTYPES[entry.dtype])
+
+    def _view(self, entry: _Entry, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         if entry.begin == entry.end:
-            return np.zeros(entry.shape, _DTYPES[entry.dtype])
+            return np.zeros(entry.shape, dtype)
         begin = self._data_start + entry.begin
         raw = self._mapped()[begin : begin + entry.end - entry.begin]
-        if begin % np.dtype(_DTYPES[entry.dtype]).itemsize:
+        if begin % np.dtype(dtype).itemsize:
             raw = raw.copy()  # a header of odd length: compilers want aligned data
             raw.flags.writeable = False
-        return raw.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        return raw.view(dtype).reshape(entry.shape)
 
     def _mapped(self) -> npt.NDArray[np.uint8]:
         if self._map is None:

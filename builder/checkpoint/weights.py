@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,14 +49,24 @@ class TensorStore(Protocol):
 class MappedWeights:
     """WeightSource over a TensorStore: renamed, sliced, and checked when made.
 
-    raises CheckpointError for a tensor that is missing, has another shape, or is not known.
+    elsewhere : canonical names that somebody else reads (quantized weights)
+    known : tensors that belong to those
+    raises : CheckpointError for a tensor that is missing, has another shape, or is not known
     """
 
-    def __init__(self, store: TensorStore, spec: DecoderSpec, family: Family) -> None:
+    def __init__(
+        self,
+        store: TensorStore,
+        spec: DecoderSpec,
+        family: Family,
+        elsewhere: Collection[str] = (),
+        known: Collection[str] = (),
+    ) -> None:
         self._store = store
         self._shapes = weight_shapes(spec)
         self._parts = family.parts(spec)
-        _check(store, self._shapes, self._parts, spec)
+        parts = {name: part for name, part in self._parts.items() if name not in elsewhere}
+        _check(store, self._shapes, parts, spec, frozenset(known))
 
     def names(self) -> tuple[str, ...]:
         """Return all names, in the order of weight_shapes(spec)."""
@@ -82,6 +92,7 @@ def _check(
     shapes: Mapping[str, tuple[int, ...]],
     parts: Mapping[str, Part],
     spec: DecoderSpec,
+    known: frozenset[str],
 ) -> None:
     have = set(store.names())
     missing = sorted({part.name for part in parts.values()} - have)
@@ -97,7 +108,7 @@ def _check(
                 f"{store.where}: tensor {part.name!r} has shape {list(store.shape(part.name))}, config.json asks "
                 f"for {list(wanted)}; the weights and config.json do not belong together"
             )
-    extra = sorted(have - {part.name for part in parts.values()})
+    extra = sorted(have - {part.name for part in parts.values()} - known)
     unknown = [name for name in extra if not _is_harmless(name, store, spec)]
     if unknown:
         raise CheckpointError(
@@ -113,7 +124,7 @@ def _is_harmless(name: str, store: TensorStore, spec: DecoderSpec) -> bool:
     if name == "lm_head.weight" and spec.tie_embeddings:
         table = store.get("model.embed_tokens.weight")
         head = store.get(name)
-        if head.shape == table.shape and head.dtype == table.dtype and _same(head, table):
+        if head.shape == table.shape and head.dtype == table.dtype and same_values(head, table):
             return True
         raise CheckpointError(
             f"{store.where}: lm_head.weight differs from model.embed_tokens.weight although config.json says "
@@ -122,8 +133,8 @@ def _is_harmless(name: str, store: TensorStore, spec: DecoderSpec) -> bool:
     return False
 
 
-def _same(a: Array, b: Array) -> bool:
-    """Compare bit for bit in slices, so that nothing large is made."""
+def same_values(a: Array, b: Array) -> bool:
+    """Compare two arrays of one shape and type bit for bit in slices, so that nothing large is made."""
     step = max(1, (1 << 22) // max(1, a[0].nbytes))
     return all(
         np.array_equal(a[n : n + step].view(np.uint8), b[n : n + step].view(np.uint8))
