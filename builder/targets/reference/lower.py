@@ -2,8 +2,8 @@
 
 The step's ragged rows become a rectangle [B, S] (S = the longest chunk), keys and values are gathered page by page into
 [B, MB*BS], and a boolean mask says who sees whom. What lies behind a sequence's end is replaced by zeros before
-any arithmetic, so that garbage, NaN included, cannot reach a result through 0 * NaN. Quantized pools are float32 here and
-hold the numbers of the codes, so that NaN can mark what no step wrote.
+any arithmetic, so that garbage, NaN included, cannot reach a result through 0 * NaN. Quantized pools are float32 here
+and hold the numbers of the codes, so that NaN can mark what no step wrote.
 """
 
 from __future__ import annotations

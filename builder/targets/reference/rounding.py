@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ....runtime.errors import UnsupportedError
-from ...graph import contract
 from ...scheme import FP4_MAX, FP8_MAX, INT8_MAX
 from .tape import Tape
 
