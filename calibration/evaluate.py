@@ -1,0 +1,297 @@
+"""What an engine's precision costs: its cpu plan against the unquantized checkpoint in float32, on a text and on tasks.
+
+Both run the same windows of the text, token for token through the KV cache. Of a window of L tokens the second half is
+scored: each of those tokens has at least L / 2 before it. Perplexity is of the tokens of the text; KL is KL(original ||
+engine) of the next-token distributions, in nats; top-1 is how often both have the same best token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..builder.checkpoint import Checkpoint
+from ..builder.limits import Limits
+from ..builder.precision import Precision, precision
+from ..runtime.errors import InvalidArgumentError
+from ..runtime.tokenizer import Tokenizer
+from .eval_text import EvalText, read_text, tokenizer_of, windows
+from .greedy import GreedyAgreement, greedy_agreement
+from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax
+from .tasks import TaskReport, run_tasks
+
+EVAL = "eval"  # what progress is told of, where a build names a target
+DEFAULT_CONTEXTS = (128, 1024)
+
+# what, phase, done, total (0 where it is not known)
+Progress = Callable[[str, str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """What is measured.
+
+    text : a .txt or .jsonl file; None = the text that comes with plansmith
+    length : tokens of the text at most
+    contexts : lengths of windows, in tokens; None = DEFAULT_CONTEXTS as far as the engine and the text reach
+    tasks : whether the tasks are run
+    greedy_tokens : tokens that greedy decoding is followed for, from each of a few prompts; 0 = not at all
+    num_threads : 0 = one a core
+    """
+
+    text: pathlib.Path | None = None
+    length: int = 4096
+    contexts: tuple[int, ...] | None = None
+    tasks: bool = False
+    greedy_tokens: int = 32
+    num_threads: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How close two models are over `tokens` scored tokens; KL in nats.
+
+    context : tokens of a window; 0 = windows of every length together
+    kl_error : standard error of the mean KL, tokens taken as independent
+    """
+
+    context: int
+    windows: int
+    tokens: int
+    ppl: float
+    ppl_reference: float
+    kl: float
+    kl_error: float
+    kl_p99: float
+    kl_max: float
+    top1: float
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalReport:
+    """What was measured.
+
+    precision : of the engine
+    against : the checkpoint that it is compared with, in float32
+    contexts : by length of the windows, ascending; `overall` is all of them together
+    sensitivity, gate : filled in by those who measure them (to_json of theirs)
+    """
+
+    plan: str
+    checkpoint: str
+    precision: str
+    against: str
+    text: str
+    text_tokens: int
+    contexts: tuple[Quality, ...]
+    overall: Quality
+    seconds: float
+    greedy: GreedyAgreement | None = None
+    tasks: TaskReport | None = None
+    sensitivity: dict[str, Any] | None = None
+    gate: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        result: dict[str, Any] = dataclasses.asdict(self)
+        result["tasks"] = None if self.tasks is None else self.tasks.to_json()
+        return result
+
+
+def evaluate_plan(
+    plan_path: str | pathlib.Path,
+    checkpoint: Checkpoint,
+    recipe: Precision,
+    limits: Limits,
+    against: Checkpoint,
+    options: EvalOptions | None = None,
+    progress: Progress | None = None,
+) -> EvalReport:
+    """Return how the cpu plan of a checkpoint compares with an unquantized checkpoint.
+
+    plan_path : a file of the cpu target, of `checkpoint` at `recipe` within `limits`
+    against : the original; a float32 cpu plan of it is made for the time being, which needs that much disk
+    progress : told what is done, on this thread
+    raises InvalidArgumentError when the two do not belong together (vocabulary, tokenizer), or the text is empty or
+        shorter than a context; ExecutorError when logits are not finite
+    """
+    options, tell, start = options or EvalOptions(), progress or _tell_nobody, time.monotonic()
+    tokenizer = check_comparable(checkpoint, against)
+    text = read_text(options.text)
+    cut = _cut(text, tokenizer, options, limits)
+    with tempfile.TemporaryDirectory(prefix="plansmith-eval-") as folder:
+        tell(EVAL, "compiling the original in float32", 0, 0)
+        reference_plan = compile_cpu(against, precision("fp32"), limits, pathlib.Path(folder))
+        original = PlanRunner(reference_plan, limits, "the original", options.num_threads)
+        engine = PlanRunner(pathlib.Path(plan_path), limits, "the engine", options.num_threads)
+        tallies = _tallies(cut, engine, original, tell)
+        greedy = None
+        if options.greedy_tokens:
+            tell(EVAL, "decoding greedily", 0, 0)
+            greedy = greedy_agreement(engine, original, _prompts(cut), options.greedy_tokens)
+        tasks = None
+        if options.tasks:
+            tasks = run_tasks(engine, original, tokenizer, lambda *step: tell(EVAL, *step))
+    contexts = tuple(
+        tally.quality(length, len(rows)) for (length, rows), tally in zip(cut.windows.items(), tallies, strict=True)
+    )
+    return EvalReport(
+        plan=str(plan_path),
+        checkpoint=str(checkpoint.path),
+        precision=recipe.name,
+        against=str(against.path),
+        text=text.name,
+        text_tokens=cut.num_tokens,
+        contexts=contexts,
+        overall=_joined(tallies).quality(0, sum(one.windows for one in contexts)),
+        seconds=round(time.monotonic() - start, 3),
+        greedy=greedy,
+        tasks=tasks,
+        notes=cut.notes,
+    )
+
+
+def check_comparable(checkpoint: Checkpoint, against: Checkpoint) -> Tokenizer:
+    """Return the tokenizer of two checkpoints that have the same one; raise InvalidArgumentError otherwise."""
+    ours, theirs = checkpoint.spec.vocab_size, against.spec.vocab_size
+    if ours != theirs:
+        raise InvalidArgumentError(
+            f"{checkpoint.path} has a vocabulary of {ours} tokens, {against.path} one of {theirs}: their distributions "
+            "cannot be compared; give the checkpoint that it was made from as --against"
+        )
+    if against.quantization is not None:
+        raise InvalidArgumentError(
+            f"{against.path} is quantized itself ({against.quantization.name}), so nothing could be said about what "
+            "quantizing costs; give the unquantized checkpoint as --against"
+        )
+    one, two = tokenizer_of(checkpoint), tokenizer_of(against)
+    for sample in _SAMPLES:
+        if one.encode(sample) != two.encode(sample):
+            raise InvalidArgumentError(
+                f"the tokenizers of {checkpoint.path} and {against.path} encode {sample!r} differently, so one id "
+                "means two things; give the checkpoint that it was made from as --against"
+            )
+    return two
+
+
+_SAMPLES = ("The quick brown fox, 1234 times.", "def f(x):\n    return x ** 2\n", "naïve café 数字 €")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """The text as windows: length -> rows of that many tokens, ascending."""
+
+    windows: dict[int, list[tuple[int, ...]]]
+    num_tokens: int
+    notes: tuple[str, ...]
+
+
+def _cut(text: EvalText, tokenizer: Tokenizer, options: EvalOptions, limits: Limits) -> _Cut:
+    """Return the windows of each context; what was not asked for by name is shortened to what there is."""
+    prefix, ids = text.encode(tokenizer, options.length)
+    most = min(limits.max_seq_len, len(prefix) + len(ids))
+    notes: tuple[str, ...] = ()
+    if options.contexts is None:
+        lengths = sorted({min(length, most) for length in DEFAULT_CONTEXTS})
+        if lengths[-1] < DEFAULT_CONTEXTS[-1]:
+            notes = (
+                f"windows have at most {most} tokens, not {DEFAULT_CONTEXTS[-1]}: max_seq_len is "
+                f"{limits.max_seq_len} and the text has {len(ids)} tokens",
+            )
+    else:
+        lengths = sorted(set(options.contexts))
+    if not lengths:
+        raise InvalidArgumentError("--contexts is empty; give lengths of windows in tokens, e.g. 128,1024")
+    for length in lengths:
+        if length > limits.max_seq_len:
+            raise InvalidArgumentError(
+                f"a context of {length} tokens is asked for, the engine's max_seq_len is {limits.max_seq_len}; give "
+                "shorter --contexts, or build with a larger --max-seq-len"
+            )
+    return _Cut({length: windows(prefix, ids, length, text.name) for length in lengths}, len(ids), notes)
+
+
+def _prompts(cut: _Cut) -> list[tuple[int, ...]]:
+    """Return a few beginnings for greedy decoding: first halves of the shortest windows, spread over the text."""
+    length, rows = next(iter(cut.windows.items()))
+    chosen = rows[:: max(1, len(rows) // 4)][:4]
+    return [row[: max(1, length // 2)] for row in chosen]
+
+
+class Tally:
+    """Differences of two models, a number a scored token."""
+
+    def __init__(self) -> None:
+        self.nll: list[npt.NDArray[np.float64]] = []
+        self.nll_reference: list[npt.NDArray[np.float64]] = []
+        self.kl: list[npt.NDArray[np.float64]] = []
+        self.agree: list[npt.NDArray[np.bool_]] = []
+
+    def add(self, logits: npt.NDArray[Any], reference: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
+        """Compare (n, V) logits; targets (n,) are the tokens that really came next."""
+        q, p = log_softmax(logits), log_softmax(reference)
+        rows = np.arange(len(targets))
+        self.nll.append(-q[rows, targets])
+        self.nll_reference.append(-p[rows, targets])
+        self.kl.append(kl_divergence(p, q))
+        self.agree.append(q.argmax(axis=1) == p.argmax(axis=1))
+
+    def quality(self, context: int, num_windows: int) -> Quality:
+        """Return what was gathered."""
+        kl = np.concatenate(self.kl)
+        return Quality(
+            context=context,
+            windows=num_windows,
+            tokens=kl.size,
+            ppl=_exp(float(np.concatenate(self.nll).mean())),
+            ppl_reference=_exp(float(np.concatenate(self.nll_reference).mean())),
+            kl=float(kl.mean()),
+            kl_error=float(kl.std() / math.sqrt(kl.size)),
+            kl_p99=float(np.quantile(kl, 0.99)),
+            kl_max=float(kl.max()),
+            top1=float(np.concatenate(self.agree).mean()),
+        )
+
+
+def _exp(mean_nll: float) -> float:
+    return math.exp(min(mean_nll, 700.0))
+
+
+def _joined(tallies: Sequence[Tally]) -> Tally:
+    joined = Tally()
+    for one in tallies:
+        joined.nll += one.nll
+        joined.nll_reference += one.nll_reference
+        joined.kl += one.kl
+        joined.agree += one.agree
+    return joined
+
+
+def _tallies(cut: _Cut, engine: PlanRunner, original: PlanRunner, tell: Progress) -> list[Tally]:
+    """Return one tally a context."""
+    tallies = []
+    done, total = 0, sum(length * len(rows) for length, rows in cut.windows.items())
+    for length, rows in cut.windows.items():
+        tally = Tally()
+        # The token at position t is told by the logits behind t - 1; the last token's say nothing about the text.
+        runs = [TokenRun(row[:-1], length // 2 - 1) for row in rows]
+        for got, wanted in zip(engine.run(runs), original.run(runs), strict=True):
+            row = np.array(rows[got.sequence])
+            tally.add(got.logits, wanted.logits, row[got.start + 1 : got.start + 1 + len(got.logits)])
+            tell(EVAL, f"windows of {length} tokens", done + got.sequence * length, total)
+        done += length * len(rows)
+        tallies.append(tally)
+    return tallies
+
+
+def _tell_nobody(what: str, phase: str, done: int, total: int) -> None:
+    pass
