@@ -62,6 +62,7 @@ def plan_build(
     precision: str = "auto",
     limits: dict[str, Any] | None = None,
     draft: str | None = None,
+    tokenizer: str | pathlib.Path | None = None,
 ) -> BuildPlan:
     """Open the checkpoint and check what is asked for; nothing is read but its config and headers.
 
@@ -69,11 +70,12 @@ def plan_build(
     limits : arguments of make_limits; None values mean "not given"
     draft : precision of a second plan that drafts for the first (speculation loses nothing by it); "none" = without;
         None = as the directory has it
+    tokenizer : where the tokenizer is, if not in the checkpoint, see open_checkpoint
     raises CheckpointError, InvalidArgumentError or UnsupportedError, before any work.
     """
     found = find_targets(targets)
     given = {name: value for name, value in (limits or {}).items() if value is not None}
-    opened = open_checkpoint(checkpoint, given.get("max_seq_len"))
+    opened = open_checkpoint(checkpoint, given.get("max_seq_len"), tokenizer)
     check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
     made = make_limits(opened.spec.max_position_embeddings, **given)
     recipe = choose_precision(precision, opened, found)

@@ -203,6 +203,10 @@ def _transformers_logits(checkpoint: Checkpoint, sequences: Sequence[Sequence[in
             "--against transformers needs torch and transformers, which are not installed; run: pip install torch "
             "transformers, or compare --against reference"
         )
+    if checkpoint.describe()["kind"] == "tensorrt_llm":
+        raise UnsupportedError(
+            f"--against transformers cannot open {checkpoint.path}, a TensorRT-LLM checkpoint; compare --against reference"
+        )
     import torch
     import transformers
 

@@ -31,12 +31,16 @@ class Subject:
 
 @contextlib.contextmanager
 def open_subject(
-    path: pathlib.Path, checkpoint: pathlib.Path | None = None, precision_name: str | None = None
+    path: pathlib.Path,
+    checkpoint: pathlib.Path | None = None,
+    precision_name: str | None = None,
+    tokenizer: pathlib.Path | None = None,
 ) -> Iterator[Subject]:
     """Give what is to be verified: an engine directory's cpu plan, or one made of a checkpoint for the purpose.
 
     checkpoint : of an engine, where it is not at its recorded place any more
     precision_name : of a checkpoint ("auto" when None); an engine has its own
+    tokenizer : of a checkpoint that has none; an engine has its own
     raises EngineFileError, CheckpointError, or InvalidArgumentError when the two do not belong together.
     """
     if (path / MANIFEST_NAME).is_file():
@@ -46,7 +50,7 @@ def open_subject(
         raise InvalidArgumentError(
             f"--checkpoint goes with an engine directory, {path} has no {MANIFEST_NAME}; leave it out or give an engine"
         )
-    plan = plan_build(path, ["cpu"], precision=precision_name or "auto")
+    plan = plan_build(path, ["cpu"], precision=precision_name or "auto", tokenizer=tokenizer)
     from .targets.cpu import compile_plan
 
     with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
@@ -56,6 +60,13 @@ def open_subject(
         model = build_graph(spec, plan.checkpoint.weights, recipe, plan.limits)
         compile_plan(model, spec, plan.limits, file)
         yield Subject(plan.checkpoint, recipe, plan.limits, file)
+
+
+def _tokenizer_for(checkpoint: pathlib.Path, engine: pathlib.Path) -> pathlib.Path | None:
+    """Return the engine's tokenizer where its checkpoint has none beside it."""
+    if checkpoint.is_dir() and not (checkpoint / "tokenizer.json").is_file():
+        return engine / "tokenizer"
+    return None
 
 
 def _engine_subject(
@@ -74,7 +85,7 @@ def _engine_subject(
         raise InvalidArgumentError(
             f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
         )
-    opened = open_checkpoint(source, manifest.limits.max_seq_len)
+    opened = open_checkpoint(source, manifest.limits.max_seq_len, _tokenizer_for(source, path))
     if opened.fingerprint() != manifest.checkpoint.fingerprint:
         raise InvalidArgumentError(
             f"{source} is not the checkpoint that {path} was built from (fingerprint {opened.fingerprint()[:12]}, "

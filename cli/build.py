@@ -19,7 +19,10 @@ _LIMITS = "Limits (trtllm-build's names)"
 
 def build(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="A Hugging Face directory or a .gguf file.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A Hugging Face directory, a TensorRT-LLM checkpoint directory or a .gguf file.", show_default=False
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", "--output-dir", help="The engine directory to write or add to.")
@@ -80,6 +83,10 @@ def build(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, compile nothing.")] = False,
     checkpoint_dir: Annotated[Path | None, typer.Option(help="The same as CHECKPOINT.")] = None,
+    tokenizer_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the tokenizer is, if not in the checkpoint: a TensorRT-LLM checkpoint has none."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compile a checkpoint into an engine directory.
@@ -101,7 +108,9 @@ def build(
     }
     source = checkpoint or checkpoint_dir
     assert source is not None
-    plan = plan_build(source, target or ["cpu"], precision=precision, limits=limits, draft=draft)
+    plan = plan_build(
+        source, target or ["cpu"], precision=precision, limits=limits, draft=draft, tokenizer=tokenizer_dir
+    )
     if dry_run:
         _print_plan(plan, output, as_json)
         return

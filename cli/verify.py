@@ -39,6 +39,9 @@ def verify(
     precision: Annotated[
         str | None, typer.Option("-p", "--precision", help="Of a checkpoint: what to compile it in.")
     ] = None,
+    tokenizer_dir: Annotated[
+        Path | None, typer.Option(help="Of a checkpoint that has no tokenizer (TensorRT-LLM's): where it is.")
+    ] = None,
     sequences: Annotated[int, typer.Option(min=1, max=1000, help="How many sequences.")] = 6,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence at most.")] = 96,
     seed: Annotated[int, typer.Option(min=0, help="Of the random sequences and the plan of steps.")] = 0,
@@ -61,7 +64,7 @@ def verify(
         chosen = ["reference"]
     with BuildProgress(quiet=as_json) as progress:
         progress(VERIFY, "opening", 0, 0)
-        with open_subject(path, checkpoint, precision) as subject:
+        with open_subject(path, checkpoint, precision, tokenizer_dir) as subject:
             report = run(
                 subject,
                 chosen,

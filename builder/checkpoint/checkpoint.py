@@ -11,7 +11,8 @@ from ..scheme import Quantization
 from ..spec import DecoderSpec
 from .gguf_checkpoint import GgufCheckpoint
 from .hf_dir import HfCheckpoint, hash_files
-from .trtllm import refuse_engine
+from .trtllm.checkpoint import TrtllmCheckpoint
+from .trtllm.kinds import is_trtllm_checkpoint, refuse_engine
 from .weights import WeightSource
 
 
@@ -85,17 +86,23 @@ class Checkpoint:
         }
 
 
-def open_checkpoint(path: str | Path, max_seq_len: int | None = None) -> Checkpoint:
-    """Return the checkpoint at `path`, a Hugging Face directory or a GGUF file, with everything but values checked.
+def open_checkpoint(
+    path: str | Path, max_seq_len: int | None = None, tokenizer: str | Path | None = None
+) -> Checkpoint:
+    """Return the checkpoint at `path`, with everything but values checked.
 
+    path : a Hugging Face directory, a TensorRT-LLM checkpoint directory, or a GGUF file
     max_seq_len : positions of the engine to be built. Only LongRoPE looks at it: beyond the original
         training length the long factors are taken, at or below it, or with None, the short ones; these are good
         for that length only, and spec.max_position_embeddings says so.
+    tokenizer : a directory with tokenizer.json, or that file, where the checkpoint has none: TensorRT-LLM's never do
     raises      : CheckpointError naming the file, what it has, what was wanted and what to do
     """
     path = Path(path)
+    tokenizer = None if tokenizer is None else Path(tokenizer)
     if path.is_dir():
-        return Checkpoint(path, HfCheckpoint(path, max_seq_len or 0))
+        opener = TrtllmCheckpoint if is_trtllm_checkpoint(path) else HfCheckpoint
+        return Checkpoint(path, opener(path, max_seq_len or 0, tokenizer))
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist; give a Hugging Face directory or a .gguf file")
     refuse_engine(path)
@@ -108,4 +115,6 @@ def open_checkpoint(path: str | Path, max_seq_len: int | None = None) -> Checkpo
         raise CheckpointError(
             f"{path}: holds weights only; give the directory that has config.json beside it"
         )
+    if tokenizer is not None:
+        raise CheckpointError(f"{path}: a GGUF file has its own tokenizer; leave --tokenizer-dir out")
     return Checkpoint(path, GgufCheckpoint(path, max_seq_len or 0))

@@ -11,21 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError
+from ..scheme import Quantization
 from ..spec import DecoderSpec
 from .config import Config
 from .families import FAMILIES, Family
+from .quantized import QUANT_CONFIG, QUANT_FIELDS, QuantizedWeights, find_reader, untie_quantized_head
 from .safetensors_file import SafetensorsFile
 from .tokenizer_check import check_tokenizer
-from .trtllm import refuse_config, refuse_engine
+from .tokenizer_files import tokenizer_directory, tokenizer_files_in
+from .trtllm.kinds import refuse_engine, refuse_engine_config
 from .weights import Array, MappedWeights
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOE_FIELDS = (
     "num_local_experts",
@@ -56,20 +52,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_family(data: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a config; CheckpointError names what is not supported: code, experts, quantization."""
+    """Return the family of a config; CheckpointError names what is not supported: code, experts."""
     kind = data.get("model_type")
     experts = [name for name in _MOE_FIELDS if data.get(name) not in (None, 0)]
     if experts or (isinstance(kind, str) and ("moe" in kind or kind == "mixtral")):
         why = f"{experts[0]} = {data[experts[0]]!r}" if experts else f"model_type {kind!r}"
         raise CheckpointError(
             f"{where}: is a mixture of experts ({why}), only dense models are supported; give a dense one"
-        )
-    if data.get("quantization_config") is not None:
-        method = data["quantization_config"]
-        method = method.get("quant_method") if isinstance(method, dict) else method
-        raise CheckpointError(
-            f"{where}: the checkpoint is quantized ({method!r}), which cannot be read yet; give the unquantized one "
-            "and choose the precision with --precision"
         )
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     code = data.get("auto_map") or {}
@@ -95,13 +84,19 @@ def find_family(data: Mapping[str, Any], where: str) -> Family:
     return family
 
 
-def read_spec(data: Mapping[str, Any], where: str, max_seq_len: int) -> tuple[DecoderSpec, Family]:
-    """Return the spec of a parsed config.json and its family; CheckpointError names the field that is wrong."""
+def read_spec(
+    data: Mapping[str, Any], where: str, max_seq_len: int, dealt_with: Iterable[str] = ()
+) -> tuple[DecoderSpec, Family]:
+    """Return the spec of a parsed config.json and its family; CheckpointError names the field that is wrong.
+
+    dealt_with : fields that somebody else has read
+    """
     family = find_family(data, where)
     config = Config(data, where, family.defaults)
     spec = family.read(config, family, max_seq_len)
     if data.get("auto_map"):
         config.use("auto_map")
+    config.use(*dealt_with)
     config.finish()
     return spec, family
 
@@ -133,6 +128,14 @@ class HfStore:
     def get(self, name: str) -> Array:
         """Return a tensor, a view of its file."""
         return self._tensors[name].get(name)
+
+    def raw(self, name: str) -> Array:
+        """Return a tensor as it is stored, quantized or not, a view of its file."""
+        return self._tensors[name].raw(name)
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a tensor."""
+        return name in self._tensors
 
     def dtype(self, name: str) -> str:
         """Return how a tensor is stored."""
@@ -179,11 +182,14 @@ def _indexed_files(directory: Path, index: Path) -> list[Path]:
 
 
 class HfCheckpoint:
-    """A checkpoint directory, opened: see Checkpoint in checkpoint.py for its members."""
+    """A checkpoint directory, opened: see Checkpoint in checkpoint.py for its members.
+
+    tokenizer : where the tokenizer is, if not beside the weights
+    """
 
     kind = "huggingface"
 
-    def __init__(self, directory: Path, max_seq_len: int) -> None:
+    def __init__(self, directory: Path, max_seq_len: int, tokenizer: Path | None = None) -> None:
         refuse_engine(directory)
         config_path = directory / "config.json"
         if not config_path.is_file() and (directory / "adapter_config.json").is_file():
@@ -196,26 +202,40 @@ class HfCheckpoint:
                 f"{directory}: is no checkpoint (it has no config.json); give a Hugging Face directory or a .gguf file"
             )
         self._directory = directory
+        self._tokenizer = directory if tokenizer is None else tokenizer_directory(tokenizer)
         config = read_json(config_path)
-        refuse_config(config, directory)
-        spec, family = read_spec(config, str(config_path), max_seq_len)
+        refuse_engine_config(config, directory)
+        side = directory / QUANT_CONFIG
+        reader = find_reader(config, directory, read_json(side) if side.is_file() else None)
+        fields = QUANT_FIELDS if reader is not None else ()
+        spec, family = read_spec(config, str(config_path), max_seq_len, fields)
         store = HfStore(directory)
         self._files = store.files
-        self.weights = MappedWeights(store, spec, family)
+        self.quantization: Quantization | None = None
+        if reader is None:
+            self.weights = MappedWeights(store, spec, family)
+        else:
+            spec = untie_quantized_head(spec, store)
+            self.weights = quantized = QuantizedWeights(store, spec, family, reader)
+            self.quantization = quantized.quantization
         self.stored = store.stored()
         self.spec = dataclasses.replace(
             spec, dtype=self.weights.dtype("embed.weight"), **_generation_ids(directory)
         )
-        check_tokenizer(directory / "tokenizer.json", spec.vocab_size)
+        check_tokenizer(self._tokenizer / "tokenizer.json", spec.vocab_size)
 
     def tokenizer_files(self) -> dict[str, Path | bytes]:
         """Return the tokenizer's files that are there, name -> path."""
-        paths = {name: self._directory / name for name in TOKENIZER_FILES}
-        return {name: path for name, path in paths.items() if path.is_file()}
+        files: dict[str, Path | bytes] = {**tokenizer_files_in(self._tokenizer)}
+        generation = self._directory / "generation_config.json"
+        if generation.is_file():
+            files[generation.name] = generation
+        return files
 
     def hashed_files(self) -> list[Path]:
         """Return the files that the fingerprint covers."""
-        small = [self._directory / "config.json", self._directory / "generation_config.json"]
+        names = ("config.json", "generation_config.json", QUANT_CONFIG)
+        small = [self._directory / name for name in names]
         return [path for path in small if path.is_file()] + self._files
 
 

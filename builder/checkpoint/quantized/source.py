@@ -53,7 +53,7 @@ class QuantizedWeights(MappedWeights):
             if layer is not None:
                 self._layers[canonical] = layer
         reader.finish()
-        self._kv = _kv_tensors(store, spec, reader)
+        self._kv = _kv_tensors(store, spec, parts, reader)
         known = {name for module in modules.values() for name in module.used}
         known |= {name for pair in self._kv for name in pair if name is not None}
         super().__init__(store, spec, family, self._layers.keys(), known)
@@ -132,13 +132,16 @@ def _check_float(store: RawStore, parts: Mapping[str, Part], quantized: Iterable
             )
 
 
-def _kv_tensors(store: RawStore, spec: DecoderSpec, reader: Reader) -> list[tuple[str | None, str | None]]:
+def _kv_tensors(
+    store: RawStore, spec: DecoderSpec, parts: Mapping[str, Part], reader: Reader
+) -> list[tuple[str | None, str | None]]:
     """Return the names of each layer's scales of K and V; none where the cache is float."""
     if reader.kv == "float":
         return []
     found = []
     for n in range(spec.num_layers):
-        k, v = (f"model.layers.{n}.self_attn.{leaf}" for leaf in reader.kv_names)
+        attention = _module_of(parts[f"layers.{n}.k.weight"]).rpartition(".")[0]
+        k, v = (f"{attention}.{leaf}" for leaf in reader.kv_names)
         found.append((_kv_tensor(store, k, reader), _kv_tensor(store, v, reader)))
     return found
 
