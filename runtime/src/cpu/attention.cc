@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention.h"
 
+#include <math.h>
 #include <string.h>
 
 #include <algorithm>
@@ -84,6 +85,12 @@ struct CodeStore {
   void (*store)(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
 };
 
+bool HasNan(const float* x, size_t n) {
+  bool found = false;
+  for (size_t i = 0; i < n; ++i) found |= x[i] != x[i];
+  return found;
+}
+
 template <typename Store>
 void WriteRows(const Store& store, const KvWriteArgs& args, const BatchPlaces& places,
                uint32_t row_begin, uint32_t row_end) {
@@ -106,6 +113,14 @@ void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPla
     WriteRows(FloatStore{args}, args, places, row_begin, row_end);
   } else {
     WriteRows(CodeStore{args, kernels.store_kv[args.kv_format]}, args, places, row_begin, row_end);
+    if (args.kv_format != kKvI8) return;
+    const size_t width = static_cast<size_t>(args.num_kv_heads) * args.head_dim;
+    for (uint32_t row = row_begin; row < row_end; ++row) {
+      if (HasNan(args.k + row * args.k_stride, width) ||
+          HasNan(args.v + row * args.v_stride, width)) {
+        args.q[row * args.q_stride] = NAN;
+      }
+    }
   }
 }
 

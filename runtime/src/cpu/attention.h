@@ -56,6 +56,10 @@ struct KvWriteArgs {
   void* k_pool;            // of block 0 and this layer: [KVH][D][BS]
   void* v_pool;            // [KVH][BS][D]
   size_t block_stride;     // values from one block to the next
+  // int8 has no NaN: with I8 pools a token whose k or v holds one gets it into its q, so that its
+  // logits tell. Row 0.
+  float* q;
+  size_t q_stride;
   uint32_t num_kv_heads;
   uint32_t head_dim;
   uint32_t block_size;

@@ -155,6 +155,8 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
                            KvOfLayer(op.i[3], 0),
                            KvOfLayer(op.i[3], 1),
                            KvLayout().values(),
+                           ViewData(op.in[0]),
+                           Stride(op.in[0]),
                            static_cast<uint32_t>(h.num_kv_heads),
                            static_cast<uint32_t>(h.head_dim),
                            static_cast<uint32_t>(h.tokens_per_block)};

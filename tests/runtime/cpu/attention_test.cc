@@ -98,8 +98,8 @@ std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector
     const size_t first = static_cast<size_t>(done);
     WriteKv(kernels,
             {s.k.data() + first * kv_width, kv_width, s.v.data() + first * kv_width, kv_width,
-             s.format, kKScale, kVScale, s.k_pool.data(), s.v_pool.data(), block_stride, c.kv_heads,
-             c.dim, c.block},
+             s.format, kKScale, kVScale, s.k_pool.data(), s.v_pool.data(), block_stride,
+             s.q.data() + first * width, width, c.kv_heads, c.dim, c.block},
             places, 0, static_cast<uint32_t>(n));
     work.Set(batch);
     AttentionArgs a = {};

@@ -34,19 +34,21 @@ struct Precision {
   uint32_t dtype, group_size;
   bool by_group;
   double allowed;  // RelativeError: float32 rounding, or int8 activations (1/127 of the largest,
-                   // several layers)
+                   // several layers), or a few codes of K and V that fall the other way
+  uint32_t kv_format = kKvF32;
 };
-constexpr Precision kPrecisions[] = {{"f32", kF32, 0, false, 1e-5},
-                                     {"bf16", kBF16, 0, false, 1e-5},
-                                     {"i8", kI8, 0, false, 0.03},
-                                     {"i4", kI4, 0, false, 0.03},
-                                     {"i4 by group", kI4, 8, true, 0.03}};
+constexpr Precision kPrecisions[] = {
+    {"f32", kF32, 0, false, 1e-5},         {"bf16", kBF16, 0, false, 1e-5},
+    {"i8", kI8, 0, false, 0.03},           {"i4", kI4, 0, false, 0.03},
+    {"i4 by group", kI4, 8, true, 0.03},   {"f8 KV", kF32, 0, false, 1e-5, kKvF8},
+    {"i8 KV", kF32, 0, false, 1e-5, kKvI8}};
 
 TinyShape ShapeOf(const Precision& p) {
   TinyShape shape;
   shape.dtype = p.dtype;
   shape.group_size = p.group_size;
   shape.by_group = p.by_group;
+  shape.kv_format = p.kv_format;
   return shape;
 }
 

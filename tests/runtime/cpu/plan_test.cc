@@ -74,12 +74,18 @@ void CheckRules() {
     }
     exit(1);
   };
+  const auto kv_scales = [&](TinyModel* m, float k, float v) {
+    m->plan.header.kv_format = kKvF8;
+    op(m, kOpPagedAttention).tensors[0] =
+        m->plan.Tensor("kv_scales", PackMatrix({k, v}, 1, 2, kF32, 0, true));
+  };
   const std::vector<std::pair<Edit, const char*>> rules = {
       {[](TinyModel* m) { m->plan.header.vocab_size = 0; }, "vocab_size is 0, wanted 1"},
       {[](TinyModel* m) { m->plan.header.num_kv_heads = 4; }, "not a multiple of num_kv_heads"},
       {[](TinyModel* m) { m->plan.header.max_input_len = 97; },
        "max_input_len is 97, wanted 1 to 96"},
       {[](TinyModel* m) { m->plan.header.tokens_per_block = 12; }, "wanted a power of two"},
+      {[](TinyModel* m) { m->plan.header.kv_format = 3; }, "kv_format is 3, wanted 0 (F32)"},
       {[](TinyModel* m) { m->plan.header.logits_slot = 0; }, "logits_slot 0 is not"},
       {[](TinyModel* m) { m->plan.header.reserved[3] = 1; }, "reserved header words"},
       {[](TinyModel* m) { m->plan.slots[1].rows = 2; }, "slot 1 has rows kind 2"},
@@ -115,6 +121,12 @@ void CheckRules() {
       {[&](TinyModel* m) { op(m, kOpPagedAttention).f[0] = INFINITY; },
        "the scale is not a finite"},
       {[&](TinyModel* m) { op(m, kOpPagedAttention).f[1] = -1; }, "the soft cap is negative"},
+      {[&](TinyModel* m) { op(m, kOpPagedAttention).tensors[0] = 0; }, "the pools hold floats"},
+      {[](TinyModel* m) { m->plan.header.kv_format = kKvI8; },
+       "the scales of K and V is tensor -1"},
+      {[&](TinyModel* m) { kv_scales(m, 0, 1); }, "the scale of K is 0, wanted a number above 0"},
+      {[&](TinyModel* m) { kv_scales(m, 1, NAN); }, "the scale of V is nan"},
+      {[&](TinyModel* m) { kv_scales(m, 1, INFINITY); }, "the scale of V is inf"},
       {[&](TinyModel* m) { op(m, kOpPagedAttention).out = {2, 30}; }, "columns overlap"},
       {[&](TinyModel* m) { op(m, kOpGlu).i[1] = 3; }, "activation 3"},
       {[&](TinyModel* m) { op(m, kOpGlu).out = {4, 30}; }, "columns overlap"},
@@ -185,6 +197,7 @@ void Mutate(int count, uint64_t seed) {
   const TempFile file;
   for (int i = 0; i < count; ++i) {
     if (i % 200 == 0) shape.dtype = static_cast<uint32_t>(i / 200 % 4);
+    if (i % 200 == 0) shape.kv_format = static_cast<uint32_t>(i / 200 % 3);
     shape.group_size = shape.dtype >= kI8 && i / 800 % 2 == 0 ? 8 : 0;
     shape.by_group = shape.group_size != 0 && i % 2 == 0;
     static std::vector<uint8_t> good;
