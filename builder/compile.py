@@ -251,7 +251,9 @@ def needed_bytes(request: CompileRequest, targets: Sequence[Target]) -> int:
         compute = compute_dtype(target, spec, request.recipe)
         sizes = _plain_names(weight_bytes(request.graph(target)))
         if target.compiler == "cpu":
-            sizes["float16"] = 2 * sizes.get("float16", 0)  # held as float32
+            held = request.recipe.quantization
+            if held is not None and any(scheme.fp8_grid for _, scheme in held.schemes):
+                sizes["int4"] = 2 * sizes.get("int4", 0)  # held as the FP8 codes they are rounded to
         elif compute not in exported:
             exported.add(compute)
             total += sum(sizes.values())

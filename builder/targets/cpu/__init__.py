@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from .compile import compile_plan
 from .plan_reader import read_plan
-from .walk import Options
 
-__all__ = ["Options", "compile_plan", "read_plan"]
+__all__ = ["compile_plan", "read_plan"]

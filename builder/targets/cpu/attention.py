@@ -48,13 +48,15 @@ def paged_attention(w: Walk, node: ir.Node) -> None:
     got = (q.storage.width, k.storage.width, v.storage.width)
     if got != (heads * width, kv_heads * width, kv_heads * width):
         raise w.error(node, f"q, k and v have {got} columns for {heads} and {kv_heads} heads of {width}")
+    layer = _layer_of(w, node)
     out = w.new(SlotRows.TOKENS, heads * width)
     w.emit(
         OpCode.PAGED_ATTENTION,
         node.name,
         [q.ref, k.ref, v.ref],
         out.ref,
-        i=[heads, kv_heads, width, _layer_of(w, node), node.attributes.get_int("window", 0)],
+        tensors=[_pool_scales(w, node), -1],
+        i=[heads, kv_heads, width, layer, node.attributes.get_int("window", 0)],
         f=[node.attributes["scale"].as_float(), node.attributes.get_float("softcap", 0.0)],
     )
     w.bind_rows(node.outputs[0], out)
@@ -71,6 +73,24 @@ def _layer_of(w: Walk, node: ir.Node) -> int:
     if rest != wanted:
         raise w.error(node, f"inputs 5 to 7 are {rest}, wanted {wanted}")
     return int(layer)
+
+
+def _pool_scales(w: Walk, node: ir.Node) -> int:
+    """Return the tensor [1, 2] of the scales of K and V; -1 with float pools, which have none."""
+    scales = [v for v in node.inputs[8:10] if v is not None]
+    pools = [v for v in node.inputs[3:5] if v is not None]
+    quantized = any(v.dtype is not ir.DataType.FLOAT for v in pools)
+    if len(scales) != (2 if quantized else 0):
+        raise w.error(
+            node, f"it has {len(scales)} scales of its pools, wanted 2 with FP8 and INT8 pools and else none"
+        )
+    if not scales:
+        return -1
+    if any(v not in w.static for v in scales):
+        raise w.error(
+            node, "the scales of its pools are computed; the cpu target takes scales known at build"
+        )
+    return w.pool.side_by_side(scales, [1, 1])
 
 
 def _input(w: Walk, value: ir.Value | None) -> str | None:

@@ -14,7 +14,6 @@ from ...limits import Limits
 from ...spec import DecoderSpec
 from .lowering import lower
 from .plan_writer import total_bytes, write_plan
-from .walk import Options
 
 Progress = Callable[[str, int, int], None]
 
@@ -26,7 +25,6 @@ def compile_plan(
     out_path: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
-    options: Options | None = None,
 ) -> dict[str, Any]:
     """Write the cpu plan of a graph and return its statistics; the same inputs give the same bytes.
 
@@ -36,7 +34,7 @@ def compile_plan(
     raises : BuildError for a node the cpu target does not take
     """
     start = time.monotonic()
-    program = lower(model, header_fields(spec, limits), options)
+    program = lower(model, header_fields(spec, limits))
     size = write_plan(out_path, program, progress)
     return {
         "plan_bytes": size,

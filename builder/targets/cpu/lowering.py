@@ -13,21 +13,27 @@ import onnx_ir as ir
 
 from ....runtime.errors import BuildError
 from ...graph import contract
-from . import attention, pointwise, products, relabel
+from . import attention, inputs, pointwise, products, relabel
 from .buffers import Buffer, assign_slots, to_ops
-from .plan_file import OpCode, Program, SlotRows
+from .plan_file import KvFormat, OpCode, Program, SlotRows
 from .values import ROWS_AXIS, Activation
-from .walk import Options, Walk, only_user
+from .walk import Walk, only_user
 from .weights import resolve_weight
 
+_KV_FORMATS = {
+    ir.DataType.FLOAT: KvFormat.F32,
+    ir.DataType.FLOAT8E4M3FN: KvFormat.F8,
+    ir.DataType.INT8: KvFormat.I8,
+}
 
-def lower(model: ir.Model, header: dict[str, int], options: Options | None = None) -> Program:
-    """Return the program of a graph; no weight is read.
+
+def lower(model: ir.Model, header: dict[str, int]) -> Program:
+    """Return the program of a graph; no weight is read, but for the outer scales of FP4.
 
     header : the plan's model fields (plan_file.MODEL_FIELDS)
     raises BuildError naming the node that the cpu target does not take, and what it takes.
     """
-    w = Walk(model.graph, options or Options())
+    w = Walk(model.graph)
     for node in w.nodes:
         if node not in w.fused and not all(out in w.static for out in node.outputs):
             handler = HANDLERS.get((node.domain, node.op_type))
@@ -39,7 +45,20 @@ def lower(model: ir.Model, header: dict[str, int], options: Options | None = Non
     logits = _logits_buffer(w, model.graph, header["vocab_size"])
     ops = attention.join_ropes(w.ops)
     slots, slot_of = assign_slots(ops, logits)
-    return Program(slots, w.pool.tensors(), to_ops(ops, slot_of), header, slot_of[logits])
+    kv = _kv_format(model.graph)
+    return Program(slots, w.pool.tensors(), to_ops(ops, slot_of), header, slot_of[logits], kv)
+
+
+def _kv_format(graph: ir.Graph) -> KvFormat:
+    """Return what the pools hold, which is the same in all layers."""
+    kinds = {v.dtype for v in graph.inputs if v.name is not None and contract.is_pool(v.name)}
+    found = _KV_FORMATS.get(next(iter(kinds), None) or ir.DataType.UNDEFINED)
+    if len(kinds) != 1 or found is None:
+        raise BuildError(
+            f"the KV pools are {', '.join(sorted(map(str, kinds)))}; the cpu target takes one of "
+            f"{', '.join(kind.name for kind in _KV_FORMATS)} for all layers: build its graph with compute float32"
+        )
+    return found
 
 
 def _logits_buffer(w: Walk, graph: ir.Graph, vocab_size: int) -> Buffer:
@@ -139,5 +158,7 @@ HANDLERS: dict[tuple[str, str], Callable[[Walk, ir.Node], None]] = {
     ("", "Squeeze"): relabel.squeeze,
     ("", "Cast"): relabel.cast,
     ("", "Identity"): relabel.identity,
+    ("", "QuantizeLinear"): inputs.quantize,
+    (contract.OP_DOMAIN, contract.ROUND_INPUT): inputs.round_input,
     (contract.OP_DOMAIN, contract.PAGED_ATTENTION): attention.paged_attention,
 }

@@ -28,17 +28,34 @@ K_STEP = {
 PACKED = {
     DType.F32: Layout.PACKED_N16,
     DType.BF16: Layout.PACKED_N16,
+    DType.F16: Layout.PACKED_N16,
+    DType.F8: Layout.PACKED_N16,
     DType.I8: Layout.PACKED_N16_K4,
     DType.I4: Layout.PACKED_N16_K8,
+    DType.F4: Layout.PACKED_N16_K8,
 }
 """The packed layout of each stored type."""
 
-_BITS = {DType.F32: 32, DType.BF16: 16, DType.I8: 8, DType.I4: 4}
-_STORED: dict[DType, Any] = {
+FLOATS: dict[DType, Any] = {
     DType.F32: np.float32,
     DType.BF16: ml_dtypes.bfloat16,
-    DType.I8: np.int8,
-    DType.I4: np.int8,
+    DType.F16: np.float16,
+    DType.F8: ml_dtypes.float8_e4m3fn,
+    DType.F4: ml_dtypes.float4_e2m1fn,
+}
+"""numpy's type of the numbers that a tensor holds, of those that are no integers."""
+
+SCALED = frozenset({DType.I8, DType.I4, DType.F8, DType.F4})
+"""The types that have scales beside them."""
+
+_BITS = {
+    DType.F32: 32,
+    DType.BF16: 16,
+    DType.F16: 16,
+    DType.I8: 8,
+    DType.F8: 8,
+    DType.I4: 4,
+    DType.F4: 4,
 }
 _BLOCK_BYTES = 8 << 20  # of float32 rows packed at a time: large enough to vectorise, small beside any weight
 
@@ -55,9 +72,9 @@ def data_bytes(dtype: DType, layout: Layout, rows: int, cols: int) -> int:
     return round_up(rows, TILE) * round_up(cols, K_STEP[layout]) * _BITS[dtype] // 8
 
 
-def scales_bytes(rows: int, num_groups: int) -> int:
-    """Return the bytes of scales [N/16][groups][16]."""
-    return round_up(rows, TILE) * num_groups * 4
+def scales_bytes(dtype: DType, rows: int, num_groups: int) -> int:
+    """Return the bytes of scales [N/16][groups][16]: float32, of F4 a byte each."""
+    return round_up(rows, TILE) * num_groups * (1 if dtype is DType.F4 else 4)
 
 
 def row_blocks(parts: Iterable[Array], cols: int, *, pad: bool = True) -> Iterator[Array]:
@@ -87,17 +104,22 @@ def row_blocks(parts: Iterable[Array], cols: int, *, pad: bool = True) -> Iterat
 
 def as_stored(block: Array, dtype: DType) -> Array:
     """Return rows in a tensor's stored float type, contiguous."""
-    return np.ascontiguousarray(block, dtype=_STORED[dtype])
+    return np.ascontiguousarray(block, dtype=FLOATS[dtype])
 
 
-def pack_block(block: Array, dtype: DType) -> Array:
+def pack_block(block: Array, dtype: DType, *, zero_points: bool = False) -> Array:
     """Return the packed bytes of [16 m, K] rows as an array.
 
-    int8 rows hold integers -128..127, int4 rows -8..7 (ml_dtypes.int4 or any integer type).
+    int8 rows hold integers -128..127, int4 rows -8..7 or, with zero points, 0..15 (any integer type); F8 and F4 rows
+    are of ml_dtypes.
     """
-    if dtype in (DType.F32, DType.BF16):
-        tiles = block.reshape(-1, TILE, block.shape[1]).transpose(0, 2, 1)
-        return as_stored(tiles, dtype)
+    if PACKED[dtype] is Layout.PACKED_N16:
+        if dtype is DType.F8:  # plain bytes move faster
+            block = np.asarray(block, FLOATS[dtype]).view(np.uint8)
+            return np.ascontiguousarray(block.reshape(-1, TILE, block.shape[1]).transpose(0, 2, 1))
+        return as_stored(block.reshape(-1, TILE, block.shape[1]).transpose(0, 2, 1), dtype)
+    if dtype is DType.F4:
+        block = np.asarray(block, FLOATS[dtype]).view(np.int8) & 15
     step = K_STEP[PACKED[dtype]]
     cols = round_up(block.shape[1], step)
     values = np.zeros((len(block), cols), np.int8)
@@ -105,32 +127,37 @@ def pack_block(block: Array, dtype: DType) -> Array:
     tiles = values.reshape(-1, TILE, cols // step, step).transpose(0, 2, 1, 3)
     if dtype is DType.I8:
         return np.ascontiguousarray(tiles)
-    nibbles = (tiles + 8).astype(np.uint8)
+    symmetric = dtype is DType.I4 and not zero_points
+    nibbles = (tiles + 8 if symmetric else tiles).astype(np.uint8)
     return np.ascontiguousarray(nibbles[..., :4] | (nibbles[..., 4:] << 4))
 
 
 def pack_scales(parts: Iterable[Array]) -> Array:
-    """Return float32 [ceil(N / 16), groups, 16] of the [N_i, groups] scales put under one another."""
-    scales = np.concatenate([np.asarray(part, np.float32) for part in parts])
-    padded = np.zeros((round_up(len(scales), TILE), scales.shape[1]), np.float32)
+    """Return [ceil(N / 16), groups, 16] of the [N_i, groups] scales (or zero points) put under one another."""
+    scales = np.concatenate(list(parts))
+    padded = np.zeros((round_up(len(scales), TILE), scales.shape[1]), scales.dtype)
     padded[: len(scales)] = scales
     return np.ascontiguousarray(padded.reshape(-1, TILE, scales.shape[1]).transpose(0, 2, 1))
 
 
-def pack_matrix(parts: Iterable[Array], dtype: DType, cols: int) -> Iterator[Array]:
+def pack_matrix(
+    parts: Iterable[Array], dtype: DType, cols: int, *, zero_points: bool = False
+) -> Iterator[Array]:
     """Yield the packed bytes of a matrix, block by block.
 
     parts : [N_i, cols] matrices that lie under one another
+    zero_points : int4 codes are 0..15, which have one a group
     raises BuildError when a part has another width, or values that int4 cannot hold.
     """
+    low = 0 if zero_points else -8
     for block in row_blocks(_checked(parts, cols), cols):
         if dtype is DType.I4:
             block = block.astype(np.int8)
-            if block.size and (block.min() < -8 or block.max() > 7):
+            if block.size and (block.min() < low or block.max() > low + 15):
                 raise BuildError(
-                    f"int4 weights lie in {block.min()}..{block.max()}, int4 holds -8..7; quantize to 4 bits"
+                    f"int4 weights lie in {block.min()}..{block.max()}, it holds {low}..{low + 15}; quantize to 4 bits"
                 )
-        yield pack_block(block, dtype)
+        yield pack_block(block, dtype, zero_points=zero_points)
 
 
 def _checked(parts: Iterable[Array], cols: int) -> Iterator[Array]:
@@ -142,8 +169,10 @@ def _checked(parts: Iterable[Array], cols: int) -> Iterator[Array]:
         yield part
 
 
-def unpack(data: Array, dtype: DType, layout: Layout, rows: int, cols: int) -> Array:
-    """Return [rows, cols] of a tensor's flat data: float32, or int8 for the integer types."""
+def unpack(
+    data: Array, dtype: DType, layout: Layout, rows: int, cols: int, *, zero_points: bool = False
+) -> Array:
+    """Return [rows, cols] of a tensor's flat data: float32, or int8 codes for the integer types."""
     if layout is Layout.ROW_MAJOR:
         return _floats(data, dtype).reshape(rows, cols)
     step, tiles = K_STEP[layout], round_up(rows, TILE) // TILE
@@ -154,16 +183,18 @@ def unpack(data: Array, dtype: DType, layout: Layout, rows: int, cols: int) -> A
         matrix = data.reshape(tiles, steps, TILE, 4).transpose(0, 2, 1, 3)
     else:
         pairs = data.reshape(tiles, steps, TILE, 4)
-        nibbles = np.concatenate([pairs & 15, pairs >> 4], axis=-1).astype(np.int8) - np.int8(8)
+        nibbles = np.concatenate([pairs & 15, pairs >> 4], axis=-1)
+        if dtype is DType.F4:
+            nibbles = nibbles.view(FLOATS[dtype]).astype(np.float32)
+        else:
+            nibbles = nibbles.astype(np.int8) - np.int8(0 if zero_points else 8)
         matrix = nibbles.transpose(0, 2, 1, 3)
     return np.ascontiguousarray(matrix.reshape(tiles * TILE, steps * step)[:rows, :cols])
 
 
 def _floats(data: Array, dtype: DType) -> Array:
-    """Return float32 of stored F32 or BF16 (bfloat16, or its bits as uint16)."""
-    if dtype is DType.BF16:
-        return np.asarray(data.view(ml_dtypes.bfloat16), np.float32)
-    return data.view(np.float32)
+    """Return float32 of stored floats, or of their bits as unsigned integers."""
+    return np.asarray(data.view(FLOATS[dtype]), np.float32)
 
 
 def unpack_scales(scales: Array, rows: int, num_groups: int) -> Array:

@@ -22,6 +22,7 @@ from .plan_file import (
     TENSOR,
     Array,
     DType,
+    KvFormat,
     Layout,
     Op,
     OpCode,
@@ -33,7 +34,11 @@ from .plan_file import (
 
 @dataclasses.dataclass(frozen=True)
 class PlanTensor:
-    """A tensor of a file that was read; `data` and `scales` are views of the mapped file, flat."""
+    """A tensor of a file that was read; `data`, `scales` and `zeros` are views of the mapped file, flat.
+
+    scales : float32, of F4 float8_e4m3fn, times outer_scale
+    zeros : float32 zero points, empty where there are none
+    """
 
     name: str
     dtype: DType
@@ -43,6 +48,8 @@ class PlanTensor:
     group_size: int
     data: Array
     scales: Array
+    zeros: Array
+    outer_scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +61,19 @@ class Plan:
     tensors: list[PlanTensor]
     ops: list[Op]
     logits_slot: int
+    kv_format: KvFormat
     file_bytes: int
 
 
-_STORED = {DType.F32: "<f4", DType.BF16: "<u2", DType.I8: "i1", DType.I4: "u1"}
+_STORED = {
+    DType.F32: "<f4",
+    DType.BF16: "<u2",
+    DType.F16: "<u2",
+    DType.I8: "i1",
+    DType.I4: "u1",
+    DType.F8: "u1",
+    DType.F4: "u1",
+}
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -131,6 +147,7 @@ class _Reader:
                 tensors=[self.tensor(r) for r in self.table("tensors", TENSOR)],
                 ops=[_read_op(r, self.text(int(r["name"]))) for r in self.table("ops", OP)],
                 logits_slot=int(self.header["logits_slot"]),
+                kv_format=KvFormat(int(self.header["kv_format"])),
                 file_bytes=self.raw.size,
             )
         except (ValueError, KeyError) as error:  # a number that no enum has
@@ -143,18 +160,24 @@ class _Reader:
         if layout not in (Layout.ROW_MAJOR, packing.PACKED[dtype]) or (group and cols % group):
             raise self.fail(f"tensor {name!r}: {dtype.name} in layout {layout.name} with groups of {group}")
         groups = cols // group if group else 1
-        per_group = packing.scales_bytes(rows, groups)
-        wanted = {"data": packing.data_bytes(dtype, layout, rows, cols), "scales": per_group}
-        sections = []
-        for section, kind in (("data", _STORED[dtype]), ("scales", "<f4")):
-            start, size = int(record[f"{section}_offset"]), int(record[f"{section}_bytes"])
-            if start + size > self.raw.size or (size != wanted[section] and (size or section == "data")):
+        per_group = packing.scales_bytes(dtype, rows, groups) if dtype in packing.SCALED else 0
+        has_zeros = dtype is DType.I4 and int(record["zeros_bytes"]) > 0
+        wanted = {
+            "data": (packing.data_bytes(dtype, layout, rows, cols), _STORED[dtype]),
+            "scales": (per_group, packing.FLOATS[DType.F8] if dtype is DType.F4 else "<f4"),
+            "zeros": (per_group if has_zeros else 0, "<f4"),
+        }
+        views = {}
+        for section, (size, kind) in wanted.items():
+            start, got = int(record[f"{section}_offset"]), int(record[f"{section}_bytes"])
+            if got != size or start + size > self.raw.size:
                 raise self.fail(
-                    f"tensor {name!r}: {section} has {size} bytes at {start}, its shape wants {wanted[section]} within "
-                    f"the file's {self.raw.size}"
+                    f"tensor {name!r}: {section} has {got} bytes at {start}, its shape wants {size} within the file's "
+                    f"{self.raw.size}"
                 )
-            sections.append(self.raw[start : start + size].view(kind))
-        return PlanTensor(name, dtype, layout, rows, cols, group, *sections)
+            views[section] = self.raw[start : start + size].view(kind)
+        outer = float(record["outer_scale"])
+        return PlanTensor(name, dtype, layout, rows, cols, group, outer_scale=outer, **views)
 
 
 def _read_op(record: Any, name: str) -> Op:

@@ -63,12 +63,12 @@ class PlanWriter:
         for record, tensor in zip(self.tensors, program.tensors, strict=True):
             for field in ("dtype", "layout", "rows", "cols", "group_size"):
                 record[field] = getattr(tensor, field)
-            record["name"] = self._strings.add(tensor.name)
+            record["name"], record["outer_scale"] = self._strings.add(tensor.name), tensor.outer_scale
         for record, op in zip(self.ops, program.ops, strict=True):
             self._fill_op(record, op)
         header = np.zeros((), dtype=HEADER)
         header["magic"], header["format_version"] = MAGIC, FORMAT_VERSION
-        header["logits_slot"] = program.logits_slot
+        header["logits_slot"], header["kv_format"] = program.logits_slot, program.kv_format
         for field in MODEL_FIELDS:
             header[field] = program.model[field]
         offset = HEADER.itemsize
@@ -159,7 +159,7 @@ def write_plan(
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Return bytes by stored type, scales included."""
+    """Return bytes by stored type, scales and zero points included."""
     totals: dict[str, int] = {}
     for tensor in tensors:
         name = tensor.dtype.name.lower()

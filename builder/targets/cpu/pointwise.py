@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from .inputs import multiply
 from .plan_file import OpCode
 from .values import Activation, Pending
 from .walk import Walk, only_user
@@ -30,6 +31,9 @@ def mul(w: Walk, node: ir.Node) -> None:
     if scalar is not None:
         _scale(w, node, *scalar)
         return
+    if any(value in w.static for value in node.inputs):
+        multiply(w, node)
+        return
     left, right = (w.find(v) for v in node.inputs[:2])
     for gate, other, index in ((left, right, 1), (right, left, 0)):
         if isinstance(gate, Pending) and gate.kind == "sigmoid" and isinstance(other, Activation):
@@ -40,7 +44,7 @@ def mul(w: Walk, node: ir.Node) -> None:
         if isinstance(gate, Pending) and gate.kind == "act" and isinstance(other, Activation):
             _glu(w, node, gate, w.activation(node, index))
             return
-    raise w.error(node, "the cpu target multiplies by scalars, and SiLU or GELU of one half by the other")
+    raise w.error(node, "the cpu target multiplies by constants, and SiLU or GELU of one half by the other")
 
 
 def _glu(w: Walk, node: ir.Node, gate: Pending, up: Activation) -> None:

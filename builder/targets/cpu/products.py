@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ....runtime.errors import BuildError
-from ...precision import activation_group_size
 from .buffers import Ref
+from .inputs import product_input
 from .plan_file import DType, OpCode
 from .tensors import joined_names
 from .values import Activation, Storage
 from .walk import Walk, only_user
-from .weights import Weight, resolve_weight
+from .weights import Weight
 
 
 def matmul(w: Walk, node: ir.Node) -> None:
     """MatMul by a weight together with those of the same input; adds to the residual stream where it ends a branch."""
     source = w.activation(node, 0)
     group = _sharing(w, node)
-    weights = [resolve_weight(_second(n), matmul=True) for n in group]
+    weights = [w.weight(n) for n in group]
     if weights[0].cols != source.storage.width or source.last_dim != weights[0].cols:
         raise w.error(node, f"{source.last_dim} columns meet a weight of {weights[0].cols} inputs")
     sizes = [weight.rows for weight in weights]
     results = [_follow_bias(w, n, size) for n, size in zip(group, sizes, strict=True)]
     residual = _follow_residual(w, node, results[0][0], sizes[0]) if len(group) == 1 else None
     out = residual[1] if residual else w.new(source.storage.rows, sum(sizes))
-    _emit(w, group, weights, [bias for _, bias in results], source, out, accumulate=residual is not None)
+    _emit(w, group, weights, [bias for _, bias in results], source, out, residual is not None)
     w.fused.update(group)
     if residual:
         w.bind(residual[0], Activation(out, (*source.dims[:-1], sizes[0])))
@@ -44,18 +43,22 @@ def _emit(
     biases: list[ir.Value | None],
     source: Activation,
     out: Storage,
-    *,
     accumulate: bool,
 ) -> None:
-    size = _group_size(w, weights[0])
-    tensor = w.pool.matrix(weights, product_group_size=size)
+    taken = product_input(weights[0], source.rounding)
+    if taken is None:
+        raise w.error(group[0], "its input is not rounded as its weight wants it")
+    tensor = w.pool.matrix(weights, product_group_size=taken.group_size)
     bias = -1
     if any(b is not None for b in biases):
-        bias = w.pool.bias(biases, [weight.rows for weight in weights])
-    grouped = w.options.activation_groups and size > 0
+        bias = w.pool.side_by_side(biases, [weight.rows for weight in weights])
+    ins = [source.ref]
+    before = w.before(group[0], source)
+    if before is not None and before != source.ref:
+        ins.append(before)
     name = joined_names([_unit(n.name) for n in group])
-    flags = [int(accumulate), int(grouped)]
-    w.emit(OpCode.LINEAR, name, [source.ref], out.ref, tensors=[tensor, bias], i=flags)
+    flags = [int(accumulate), taken.kind]
+    w.emit(OpCode.LINEAR, name, ins, out.ref, tensors=[tensor, bias], i=flags, f=[taken.scale])
 
 
 def _sharing(w: Walk, node: ir.Node) -> list[ir.Node]:
@@ -70,22 +73,15 @@ def _sharing(w: Walk, node: ir.Node) -> list[ir.Node]:
             and other.inputs[1] in w.static
             and other not in w.fused
             and (other in w.late) == (node in w.late)
-            and _kind(other) == _kind(node)
+            and _kind(w.weight(other)) == _kind(w.weight(node))
         )
 
     return [other for other in w.in_order(use.node for use in source.uses()) if joins(other)]
 
 
-def _kind(node: ir.Node) -> tuple[DType, int, int]:
-    weight = resolve_weight(_second(node), matmul=True)
-    return weight.dtype, weight.group_size, weight.cols
-
-
-def _group_size(w: Walk, weight: Weight) -> int:
-    """Return the tensor's group size: the weight's, or one for the activations' sake."""
-    if weight.dtype is DType.I8 and w.options.activation_groups:
-        return activation_group_size(weight.group_size, weight.cols)
-    return weight.group_size
+def _kind(weight: Weight) -> tuple[DType, int, int, bool, float]:
+    """Return what weights under one another have in common."""
+    return weight.dtype, weight.group_size, weight.cols, weight.has_zero_points, weight.outer_scale
 
 
 def _follow_bias(w: Walk, node: ir.Node, rows: int) -> tuple[ir.Value, ir.Value | None]:
@@ -116,13 +112,6 @@ def _follow_residual(w: Walk, node: ir.Node, value: ir.Value, width: int) -> tup
         return None
     w.fused.add(user)
     return user.outputs[0], target
-
-
-def _second(node: ir.Node) -> ir.Value:
-    value = node.inputs[1]
-    if value is None:
-        raise BuildError(f"node {node.name!r}: MatMul without a weight")
-    return value
 
 
 def _unit(name: str | None) -> str:

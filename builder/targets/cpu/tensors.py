@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from . import packing
 from .plan_file import DType, Layout, Tensor
-from .weights import Weight, initializer_array, packed_tensor, vector_tensor
+from .weight_tensors import packed_tensor, vector_tensor
+from .weights import Weight, initializer_array
 
 Array = npt.NDArray[Any]
 
@@ -28,7 +29,7 @@ class _Matrix:
     def tensor(self, name: str) -> Tensor:
         """Return the tensor; floats that no product reads are row-major, a row for each token id."""
         dtype = self.parts[0].dtype
-        plain = not self.in_product and dtype in (DType.F32, DType.BF16)
+        plain = not self.in_product and dtype in (DType.F32, DType.BF16, DType.F16)
         layout = Layout.ROW_MAJOR if plain else packing.PACKED[dtype]
         return packed_tensor(name, self.parts, layout, self.group_size)
 
@@ -63,8 +64,12 @@ class TensorPool:
         index = self._add(key, name, _Matrix(list(parts), parts[0].group_size, False))
         entry = self._entries[index][1]
         assert isinstance(entry, _Matrix)
-        if product_group_size is not None:
-            entry.in_product, entry.group_size = True, product_group_size
+        if product_group_size is None:
+            return index
+        if entry.in_product and entry.group_size != product_group_size:  # products that round differently
+            made = _Matrix(list(parts), product_group_size, True)
+            return self._add((*key, product_group_size), name, made)
+        entry.in_product, entry.group_size = True, product_group_size
         return index
 
     def vector(self, value: ir.Value, rows: int, cols: int) -> int:
@@ -73,19 +78,19 @@ class TensorPool:
         entry = _Vector(rows, cols, lambda: initializer_array(source))
         return self._add(("vector", source), source.name or "", entry)
 
-    def bias(self, biases: Sequence[ir.Value | None], sizes: Sequence[int]) -> int:
-        """Return the index of biases side by side, zeros where a part has none."""
-        sources = [None if b is None else _behind_casts(b) for b in biases]
+    def side_by_side(self, values: Sequence[ir.Value | None], sizes: Sequence[int]) -> int:
+        """Return the index of vectors side by side, e.g. biases, zeros where a part has none."""
+        sources = [None if v is None else _behind_casts(v) for v in values]
 
         def fetch() -> Array:
             parts = [
-                np.zeros(size, np.float32) if b is None else np.asarray(initializer_array(b), np.float32)
-                for b, size in zip(sources, sizes, strict=True)
+                np.zeros(size, np.float32) if s is None else np.asarray(initializer_array(s), np.float32)
+                for s, size in zip(sources, sizes, strict=True)
             ]
             return np.concatenate([p.reshape(-1) for p in parts])
 
         name = joined_names([s.name or "" for s in sources if s is not None])
-        return self._add(("bias", *sources), name, _Vector(1, sum(sizes), fetch))
+        return self._add(("side_by_side", *sources), name, _Vector(1, sum(sizes), fetch))
 
     def _add(self, key: tuple[Any, ...], name: str, entry: _Matrix | _Vector) -> int:
         if key not in self._index:

@@ -10,9 +10,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from ....runtime.errors import BuildError
 from .buffers import Ref
-from .plan_file import SlotRows
+from .plan_file import RoundFormat, SlotRows
 
 ROWS_AXIS = -1
 """Stands in a value's dims for the axis of tokens (or of rows with logits)."""
@@ -38,11 +40,30 @@ class Storage:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rounding:
+    """How products' inputs are rounded, as ROUND_INPUT words it.
+
+    group : columns that share a scale, scheme.ROW = a token's all, scheme.WHOLE = all, fixed
+    scale : the fixed one; of FP4 the factor on the blocks' scales
+    """
+
+    format: RoundFormat
+    group: int
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Activation:
-    """A value that lies in memory."""
+    """A value that lies in memory.
+
+    before : the value that was multiplied by factors or rounded for a product's sake; adapters take that
+    rounding : still to be done by the products that read it
+    """
 
     storage: Storage
     dims: Dims  # with ROWS_AXIS once
+    before: ir.Value | None = None
+    rounding: Rounding | None = None
 
     @property
     def ref(self) -> Ref:

@@ -5,6 +5,7 @@ What lowers a node is in lowering.py, products.py, pointwise.py, attention.py an
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,41 +17,31 @@ from .buffers import Buffer, BufferOp, Ref
 from .plan_file import OpCode, SlotRows
 from .tensors import TensorPool
 from .values import ROWS_AXIS, Activation, Pending, Storage
-from .weights import small_constant
+from .weights import Weight, resolve_weight, scalar_constant
 
 # Each row of the result is a function of the same row of the inputs alone.
 _ROW_WISE = {
-    "RMSNormalization",
-    "MatMul",
-    "Add",
-    "Mul",
-    "Div",
-    "Sigmoid",
-    "Swish",
-    "Gelu",
-    "Tanh",
-    "Cast",
-    "Identity",
+    ("", "RMSNormalization"),
+    ("", "MatMul"),
+    ("", "Add"),
+    ("", "Mul"),
+    ("", "Div"),
+    ("", "Sigmoid"),
+    ("", "Swish"),
+    ("", "Gelu"),
+    ("", "Tanh"),
+    ("", "Cast"),
+    ("", "Identity"),
+    ("", "QuantizeLinear"),
+    ("", "DequantizeLinear"),
+    (contract.OP_DOMAIN, contract.ROUND_INPUT),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Choices of the lowering.
-
-    activation_groups : quantize the activations of int8 and int4 products by groups of columns where a group divides
-        them, instead of by row. On SmolLM2 it takes the divergence that rounding them causes from 0.07 to 0.01 nats at
-        int8 and from 0.17 to 0.02 at int4, for some hundredths of the time.
-    """
-
-    activation_groups: bool = True
 
 
 class Walk:
     """Nodes in the graph's order, values in buffers, ops in a list."""
 
-    def __init__(self, graph: ir.Graph, options: Options) -> None:
-        self.options = options
+    def __init__(self, graph: ir.Graph) -> None:
         self.ops: list[BufferOp] = []
         self.pool = TensorPool()
         self.nodes = list(graph)
@@ -61,6 +52,9 @@ class Walk:
         self.fused: set[ir.Node] = set()  # nodes that another node's op has taken in
         self._known: dict[ir.Value, Activation | Pending] = {}
         self._gathered: dict[ir.Value, Storage] = {}
+        self._weights: dict[ir.Value, Weight] = {}
+        # Nodes that read a value's storage for what was made of it: see Activation.before.
+        self._readers_before: dict[ir.Value, list[ir.Node]] = collections.defaultdict(list)
 
     def emit(
         self,
@@ -93,8 +87,15 @@ class Walk:
 
     def bind(self, value: ir.Value, what: Activation | Pending) -> None:
         """Say where a value is; its uses keep the columns."""
-        what.storage.pending += len(value.uses())
+        users = [use.node for use in value.uses()]
+        what.storage.pending += len(users)
         self._known[value] = what
+        before = what.before if isinstance(what, Activation) else None
+        if before is not None:
+            self._readers_before[before] += users
+            self._known[before].storage.pending += len(users)
+            if before in self._gathered:
+                self._gathered[before].pending += sum(map(self.wants_rows, users))
 
     def bind_rows(self, value: ir.Value, storage: Storage) -> None:
         """Bind a plain matrix [rows, width]."""
@@ -106,9 +107,14 @@ class Walk:
             known = self.find(value)
             if value is None or known is None:
                 continue
-            known.storage.pending -= 1
-            if value in self._gathered and self.wants_rows(node):
-                self._gathered[value].pending -= 1
+            self._count_down(node, value)
+            if isinstance(known, Activation) and known.before is not None:
+                self._count_down(node, known.before)
+
+    def _count_down(self, node: ir.Node, value: ir.Value) -> None:
+        self._known[value].storage.pending -= 1
+        if value in self._gathered and self.wants_rows(node):
+            self._gathered[value].pending -= 1
 
     def activation(self, node: ir.Node, index: int) -> Activation:
         """Return input `index` as it lies in memory: the rows with logits alone where the node needs no others."""
@@ -120,8 +126,18 @@ class Walk:
                 node, f"input {index} is {what}; the cpu target wants an activation in memory there"
             )
         if self.wants_rows(node) and found.storage.rows is SlotRows.TOKENS:
-            return Activation(self._gather_rows(value, found), found.dims)
+            return dataclasses.replace(found, storage=self._gather_rows(value, found))
         return found
+
+    def before(self, node: ir.Node, found: Activation) -> Ref | None:
+        """Return where an input of a product lies as it was before factors and rounding; None where nothing was."""
+        if found.before is None:
+            return None
+        original = self._known[found.before]
+        assert isinstance(original, Activation)
+        if self.wants_rows(node) and original.storage.rows is SlotRows.TOKENS:
+            return self._gather_rows(found.before, original).ref
+        return original.ref
 
     def _gather_rows(self, value: ir.Value, found: Activation) -> Storage:
         """Return the rows of a value whose logits are wanted, gathered once."""
@@ -129,7 +145,8 @@ class Walk:
             width = found.storage.width
             storage = self.new(SlotRows.LOGITS, width)
             self.emit(OpCode.GATHER_ROWS, f"{value.name}/rows", [found.ref], storage.ref, i=[width])
-            storage.pending = sum(self.wants_rows(use.node) for use in value.uses())
+            readers = [*(use.node for use in value.uses()), *self._readers_before[value]]
+            storage.pending = sum(map(self.wants_rows, readers))
             self._gathered[value] = storage
         return self._gathered[value]
 
@@ -161,10 +178,19 @@ class Walk:
     def scalar_input(self, node: ir.Node) -> tuple[int, float] | None:
         """Return (index of the other input, value) when one of two inputs is a scalar constant."""
         for index in (1, 0):
-            array = small_constant(node.inputs[index]) if node.inputs[index] in self.static else None
-            if array is not None and array.size == 1:
-                return 1 - index, float(array.reshape(-1)[0])
+            number = scalar_constant(node.inputs[index]) if node.inputs[index] in self.static else None
+            if number is not None:
+                return 1 - index, number
         return None
+
+    def weight(self, node: ir.Node) -> Weight:
+        """Return the weight of a MatMul."""
+        value = node.inputs[1]
+        if value is None:
+            raise self.error(node, "it has no weight")
+        if value not in self._weights:
+            self._weights[value] = resolve_weight(value, matmul=True)
+        return self._weights[value]
 
     def in_order(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
         """Return distinct nodes in the graph's order."""
@@ -184,7 +210,7 @@ def _late_nodes(nodes: Sequence[ir.Node], is_gather: Callable[[ir.Node], bool]) 
     """Return the row-wise nodes whose results reach nothing but gathers of the rows with logits."""
     late: set[ir.Node] = set()
     for node in reversed(nodes):
-        if node.op_type not in _ROW_WISE or any(out.is_graph_output() for out in node.outputs):
+        if (node.domain, node.op_type) not in _ROW_WISE or any(out.is_graph_output() for out in node.outputs):
             continue
         users = [use.node for out in node.outputs for use in out.uses()]
         if users and all(user in late or is_gather(user) for user in users):

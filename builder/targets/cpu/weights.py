@@ -1,13 +1,13 @@
-"""Weights of the graph as tensors of the plan.
+"""Weights of the graph: which stored numbers, scales and zero points are behind a product's second input.
 
-A weight is an initializer behind any of Cast, DequantizeLinear and Transpose. Its stored integers and scales are taken
-as they are; only their place in memory changes. Values are fetched when the tensor is written, one at a time.
+A weight is an initializer behind any of Cast, Transpose and DequantizeLinear, in the patterns of graph/decoder.py. Its
+stored codes and scales are taken as they are; only their place in memory changes. weight_tensors.py does that.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -16,50 +16,78 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....runtime.errors import BuildError
-from ...mapped import release_pages
+from ...scheme import FP4_GROUP
 from . import packing
-from .plan_file import DType, Layout, Tensor
+from .plan_file import DType
 
 Array = npt.NDArray[Any]
 
 _DTYPES = {
     ir.DataType.FLOAT: DType.F32,
-    ir.DataType.FLOAT16: DType.F32,  # the plan has no float16; float32 holds every float16 exactly
+    ir.DataType.FLOAT16: DType.F16,
     ir.DataType.BFLOAT16: DType.BF16,
     ir.DataType.INT8: DType.I8,
     ir.DataType.INT4: DType.I4,
+    ir.DataType.UINT4: DType.I4,
+    ir.DataType.FLOAT8E4M3FN: DType.F8,
+    ir.DataType.FLOAT4E2M1: DType.F4,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Scales:
+    """What DequantizeLinear multiplies by.
+
+    values : [] for the whole weight, [N] for one an output, [N, K / group_size] or, `swapped`, [K / group_size, N]
+    zero : zero points in the form of `values`; None where they are 0
+    outer : of fp4, the factor [] on all scales
+    """
+
+    values: ir.Value
+    swapped: bool
+    group_size: int = 0
+    zero: ir.Value | None = None
+    outer: ir.Value | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
     """A matrix [rows N, cols K] of the graph.
 
-    values, scale : initializers; `swapped` says that they hold [K, N] and [groups, N]
-    group_size : inputs that share a scale, 0 = all
+    values : the initializer; `swapped` says that it holds [K, N]
+    stored : type of its numbers
+    grid : a scale []: the dequantized numbers are rounded to FP8 by it, and the plan holds those codes
     """
 
     values: ir.Value
-    dtype: DType
+    stored: DType
     rows: int
     cols: int
     swapped: bool
-    scale: ir.Value | None = None
-    scale_swapped: bool = False
-    group_size: int = 0
+    scales: Scales | None = None
+    grid: ir.Value | None = None
 
-    def fetch(self) -> Array:
-        """Return the stored values as [N, K], a view where the source is one."""
-        values = initializer_array(self.values)
-        return values.T if self.swapped else values
+    @property
+    def dtype(self) -> DType:
+        """Return the type that the plan holds."""
+        return self.stored if self.grid is None else DType.F8
 
-    def fetch_scales(self) -> Array:
-        """Return float32 [N, groups]."""
-        assert self.scale is not None
-        scales = np.asarray(initializer_array(self.scale), np.float32)
-        if scales.ndim < 2:
-            return np.broadcast_to(scales.reshape(-1, 1), (self.rows, 1))
-        return scales.T if self.scale_swapped else scales
+    @property
+    def group_size(self) -> int:
+        """Return how many inputs share a scale of the plan; 0 = all."""
+        return self.scales.group_size if self.scales is not None and self.grid is None else 0
+
+    @property
+    def has_zero_points(self) -> bool:
+        """Return whether the plan holds zero points."""
+        return self.scales is not None and self.scales.zero is not None and self.grid is None
+
+    @functools.cached_property
+    def outer_scale(self) -> float:
+        """Return the factor on all scales of fp4, read now: products of different ones stay apart; else 1."""
+        if self.scales is None or self.scales.outer is None:
+            return 1.0
+        return float(initializer_array(self.scales.outer).reshape(-1)[0])
 
 
 def initializer_array(value: ir.Value) -> Array:
@@ -82,14 +110,44 @@ def small_constant(value: ir.Value | None) -> Array | None:
     return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16, np.float64) else array
 
 
+def scalar_constant(value: ir.Value | None) -> float | None:
+    """Return a constant of one element, None when it is none."""
+    array = small_constant(value)
+    return None if array is None or array.size != 1 else float(array.astype(np.float32).reshape(-1)[0])
+
+
+@dataclasses.dataclass
+class _Steps:
+    """The nodes between a weight's initializer and its use: those that change numbers, the last first."""
+
+    nodes: list[tuple[ir.Node, bool]] = dataclasses.field(default_factory=list)  # and whether [K, N] there
+    values: ir.Value | None = None
+    swapped: bool = False  # whether the initializer holds [K, N]
+
+
 def resolve_weight(value: ir.Value, *, matmul: bool) -> Weight:
-    """Return the weight behind a MatMul's second input [K, N] (matmul) or a table [N, K].
+    """Return the weight behind a MatMul's second input [K, N] (matmul) or a table [N, K]; nothing is read.
 
     raises BuildError naming what the cpu target does not take.
     """
-    swapped = False  # relative to `value`
-    scale: ir.Value | None = None
-    axis, block, scale_swapped = 0, 0, False
+    steps = _walk_back(value, matmul)
+    assert steps.values is not None
+    kinds = [node.op_type for node, _ in steps.nodes]
+    if kinds == []:
+        return _make_weight(steps, None, None)
+    if kinds == ["DequantizeLinear"]:
+        return _make_weight(steps, _scales_of(*steps.nodes[0]), None)
+    if kinds == ["DequantizeLinear", "QuantizeLinear", "DequantizeLinear"]:
+        grid = _fp8_grid(steps.nodes[0][0], steps.nodes[1][0])
+        return _make_weight(steps, _scales_of(*steps.nodes[2]), grid)
+    raise BuildError(
+        f"weight {steps.values.name!r} goes through {', '.join(reversed(kinds))}; the cpu target takes one "
+        "DequantizeLinear, or with a QuantizeLinear and DequantizeLinear behind it"
+    )
+
+
+def _walk_back(value: ir.Value, swapped: bool) -> _Steps:
+    steps = _Steps(swapped=swapped)
     current = value
     while not current.is_initializer():
         node = current.producer()
@@ -101,102 +159,128 @@ def resolve_weight(value: ir.Value, *, matmul: bool) -> Weight:
                 raise BuildError(
                     f"node {node.name!r}: Transpose of a weight by {perm.as_ints()}, [1, 0] is wanted"
                 )
-            swapped = not swapped
-        elif node.op_type == "DequantizeLinear":
-            _check_zero_point(node)
-            scale, scale_swapped = node.inputs[1], swapped
-            axis = node.attributes.get_int("axis", 1) % 2 ^ swapped
-            block = node.attributes.get_int("block_size", 0)
+            steps.swapped = not steps.swapped
+        elif node.op_type in ("DequantizeLinear", "QuantizeLinear"):
+            steps.nodes.append((node, steps.swapped))
         elif node.op_type != "Cast":
             raise BuildError(
                 f"node {node.name!r}: {node.op_type} on a weight; the cpu target takes initializers behind "
                 "Cast, DequantizeLinear and Transpose"
             )
         current = node.inputs[0]
-    return _make_weight(current, swapped ^ matmul, scale, axis ^ int(matmul), block, scale_swapped ^ matmul)
+    steps.values = current
+    return steps
 
 
-def _check_zero_point(node: ir.Node) -> None:
+def _scales_of(node: ir.Node, swapped: bool) -> Scales:
+    """Return the scales of a DequantizeLinear whose result is [K, N] (swapped) or [N, K]."""
+    codes, scale = node.inputs[0], node.inputs[1]
+    assert codes is not None and scale is not None
+    outer = None
+    producer = scale.producer()
+    if producer is not None and producer.op_type == "DequantizeLinear":
+        scale, outer = producer.inputs[0], producer.inputs[1]
+        assert scale is not None and outer is not None
+        zero_point(producer)
+        if outer.shape is None or outer.shape.numpy() not in ((), (1,)):
+            raise BuildError(
+                f"node {producer.name!r}: its scale is no scalar; the cpu target takes one for all"
+            )
+    if not scale.is_initializer() or (outer is not None and not outer.is_initializer()):
+        raise BuildError(
+            f"node {node.name!r}: its scale is computed; the cpu target takes scales known at build"
+        )
+    one_each = scale.shape is not None and len(scale.shape) == 1 and scale.shape.numpy() != (1,)
+    axis = node.attributes.get_int("axis", 1) % 2  # 0 = what lies first in memory
+    over_inputs = axis == (0 if swapped else 1)
+    block = node.attributes.get_int("block_size", 0)
+    if one_each and over_inputs:
+        raise BuildError(
+            f"node {node.name!r}: one scale an input; the cpu target takes one an output, or groups"
+        )
+    if block and not over_inputs:
+        raise BuildError(
+            f"node {node.name!r}: groups of {block} along outputs; the cpu target takes groups along the inputs"
+        )
+    return Scales(scale, swapped, block, zero_point(node), outer)
+
+
+def zero_point(node: ir.Node) -> ir.Value | None:
+    """Return a node's zero points where they may be other than 0: UINT4's, which nobody has read.
+
+    raises BuildError where another type has one that is not 0.
+    """
     zero = node.inputs[2] if len(node.inputs) > 2 else None
-    if zero is not None and np.any(np.asarray(initializer_array(zero), np.float32) != 0):
+    if zero is None:
+        return None
+    if zero.dtype is ir.DataType.UINT4:
+        return zero
+    if np.any(np.asarray(initializer_array(zero), np.float32) != 0):
         raise BuildError(
-            f"node {node.name!r}: a zero point other than 0; the cpu target takes symmetric weights"
+            f"node {node.name!r}: a zero point other than 0; the cpu target takes zero points of UINT4 alone"
         )
+    return None
 
 
-def _make_weight(
-    values: ir.Value, swapped: bool, scale: ir.Value | None, axis: int, block: int, scale_swapped: bool
-) -> Weight:
-    """Return the checked weight; `axis` is the scale's in [N, K]."""
+def _fp8_grid(dequantize: ir.Node, quantize: ir.Node) -> ir.Value:
+    """Return the scale of a QuantizeLinear to FP8 and a DequantizeLinear back."""
+    zero_point(dequantize), zero_point(quantize)
+    scale, codes = quantize.inputs[1], quantize.outputs[0].dtype
+    same = scale is dequantize.inputs[1] and scale is not None and scale.is_initializer()
+    if not same or scale is None or scale.shape is None or len(scale.shape) != 0:
+        raise BuildError(
+            f"node {quantize.name!r}: rounds a weight by other scales than it is multiplied by again, or by more "
+            "than one; the cpu target takes one scalar for both"
+        )
+    if codes is not ir.DataType.FLOAT8E4M3FN or not quantize.attributes.get_int("saturate", 1):
+        raise BuildError(
+            f"node {quantize.name!r}: rounds a weight to {codes}; saturated FLOAT8E4M3FN is wanted"
+        )
+    return scale
+
+
+def _make_weight(steps: _Steps, scales: Scales | None, grid: ir.Value | None) -> Weight:
+    """Return the weight once what it is made of fits together."""
+    values = steps.values
+    assert values is not None
     name, kind = values.name, values.dtype
-    dtype = _DTYPES.get(kind) if kind is not None else None
-    if dtype is None:
-        raise BuildError(
-            f"weight {name!r} is {kind}; the cpu target takes FLOAT, FLOAT16, BFLOAT16, INT8 and INT4"
-        )
+    stored = _DTYPES.get(kind) if kind is not None else None
+    if stored is None:
+        takes = ", ".join(sorted(k.name for k in _DTYPES))
+        raise BuildError(f"weight {name!r} is {kind}; the cpu target takes {takes}")
     shape = values.shape.numpy() if values.shape is not None else ()
     if len(shape) != 2:
         raise BuildError(f"weight {name!r} has shape {list(shape)}, a matrix is wanted")
-    rows, cols = (shape[1], shape[0]) if swapped else (shape[0], shape[1])
-    integer = dtype in (DType.I8, DType.I4)
-    if integer != (scale is not None):
-        raise BuildError(f"weight {name!r} is {kind} {'without' if integer else 'with'} DequantizeLinear")
-    if integer and block and (axis != 1 or cols % block or block % 8):
+    rows, cols = (shape[1], shape[0]) if steps.swapped else (shape[0], shape[1])
+    if (stored in packing.SCALED) != (scales is not None):
+        raise BuildError(f"weight {name!r} is {kind} {'with' if scales else 'without'} DequantizeLinear")
+    if scales is not None:
+        _check_scales(f"weight {name!r}", stored, scales, rows, cols)
+        if (kind is ir.DataType.UINT4) != (scales.zero is not None):
+            raise BuildError(
+                f"weight {name!r} is {kind}; UINT4 and zero points go together on the cpu target"
+            )
+    return Weight(values, stored, rows, cols, steps.swapped, scales, grid)
+
+
+def _check_scales(what: str, stored: DType, scales: Scales, rows: int, cols: int) -> None:
+    block, step = scales.group_size, packing.K_STEP[packing.PACKED[stored]]
+    if block and (cols % block or block % step):
         raise BuildError(
-            f"weight {name!r}: groups of {block} along {'inputs' if axis else 'outputs'} of {rows} x {cols}; the cpu "
-            "target takes groups along the inputs, a multiple of 8 that divides them"
+            f"{what}: groups of {block} along {cols} inputs; the cpu target takes multiples of {step} that divide them"
         )
-    if integer and not block and axis != 0:
+    if (stored is DType.F4) != (scales.outer is not None) or (stored is DType.F4 and block != FP4_GROUP):
         raise BuildError(
-            f"weight {name!r}: one scale an input; the cpu target takes one an output, or groups"
+            f"{what}: {stored.name} with groups of {block} and scales that are {'' if scales.outer else 'not '}scaled "
+            f"themselves; the cpu target takes scaled scales with FP4 alone, which has groups of {FP4_GROUP} (NVFP4)"
         )
-    return Weight(values, dtype, rows, cols, swapped, scale, scale_swapped, block)
-
-
-def packed_tensor(name: str, parts: list[Weight], layout: Layout, group_size: int) -> Tensor:
-    """Return the tensor of weights under one another, in `layout`.
-
-    group_size : of the tensor; when the parts have one scale an output it repeats it for each group
-    """
-    first = parts[0]
-    rows, cols = sum(p.rows for p in parts), first.cols
-    sections = {"data": packing.data_bytes(first.dtype, layout, rows, cols)}
-    groups = cols // group_size if group_size else 1
-    integer = first.scale is not None
-    if integer:
-        sections["scales"] = packing.scales_bytes(rows, groups)
-
-    def blocks() -> Iterator[tuple[str, Array]]:
-        if layout is Layout.ROW_MAJOR:
-            for block in packing.row_blocks(_fetch_all(parts, []), cols, pad=False):
-                yield "data", packing.as_stored(block, first.dtype)
-            return
-        scales: list[Array] = []
-        for block in packing.pack_matrix(_fetch_all(parts, scales), first.dtype, cols):
-            yield "data", block
-        if integer:
-            yield "scales", packing.pack_scales(np.broadcast_to(s, (len(s), groups)) for s in scales)
-
-    return Tensor(name, first.dtype, layout, rows, cols, group_size, sections, blocks)
-
-
-def _fetch_all(parts: list[Weight], scales: list[Array]) -> Iterator[Array]:
-    """Yield each part's values and put its scales into `scales` at once: a source quantizes a weight for both."""
-    for part in parts:
-        values = part.fetch()
-        if part.scale is not None:
-            scales.append(part.fetch_scales())
-        yield values
-        release_pages(values)
-
-
-def vector_tensor(name: str, rows: int, cols: int, fetch: Callable[[], Array]) -> Tensor:
-    """Return a row-major float32 tensor: a norm's weight, a bias, a table of cosines."""
-
-    def blocks() -> Iterator[tuple[str, Array]]:
-        array = np.asarray(fetch(), np.float32)
-        if array.size != rows * cols:
-            raise BuildError(f"{name!r} has {array.size} values, {rows} x {cols} are wanted")
-        yield "data", array
-
-    return Tensor(name, DType.F32, Layout.ROW_MAJOR, rows, cols, 0, {"data": rows * cols * 4}, blocks)
+    wanted = (rows, cols // block) if block else (rows,)
+    wanted = wanted[::-1] if block and scales.swapped else wanted
+    got = scales.values.shape.numpy() if scales.values.shape is not None else None
+    if got != wanted and (block or got not in ((), (1,))):
+        raise BuildError(f"{what}: scales of shape {list(got or ())}, {list(wanted)} is wanted")
+    if stored is DType.F4 and scales.values.dtype is not ir.DataType.FLOAT8E4M3FN:
+        raise BuildError(f"{what}: FP4 scales are {scales.values.dtype}, FLOAT8E4M3FN is wanted")
+    zero = scales.zero
+    if zero is not None and (zero.shape is None or zero.shape.numpy() != got):
+        raise BuildError(f"{what}: zero points are not of the scales' shape {list(got or ())}")

@@ -1,7 +1,7 @@
 """A plan run in numpy, op by op as plan_format.h words it: what the lowering is checked with, and the core too.
 
 Slow, simple, and independent of the core: float64 where the core's order of sums is its own business, and exactly the
-core's integers where activations are quantized.
+core's codes where activations and the KV pools are quantized.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from plansmith.builder.batch import StepBatch
 from plansmith.builder.targets.cpu import packing
-from plansmith.builder.targets.cpu.plan_file import DType, Op, SlotRows, View
+from plansmith.builder.targets.cpu.plan_file import KvFormat, LinearInput, Op, RoundFormat, SlotRows, View
 from plansmith.builder.targets.cpu.plan_reader import Plan, PlanTensor, read_plan
 
 
 class PlanInterpreter:
     """A plan with pools of its own; `step` gives logits [R, V]."""
 
-    def __init__(self, path: Path | str, num_blocks: int, *, quantize_activations: bool = True) -> None:
+    def __init__(self, path: Path | str, num_blocks: int) -> None:
         self.plan: Plan = read_plan(path)
-        self.quantize_activations = quantize_activations
         m = self.plan.model
         shape = (m["num_layers"], num_blocks, m["num_kv_heads"], m["tokens_per_block"], m["head_dim"])
         self.k_pools, self.v_pools = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -61,8 +61,12 @@ class PlanInterpreter:
     def _linear(self, op: Op) -> None:
         tensor = self.plan.tensors[op.tensors[0]]
         x = self.view(op.ins[0], tensor.cols)
-        if self.quantize_activations and tensor.dtype in (DType.I8, DType.I4):
-            x = rounded(x, tensor.cols // tensor.group_size if op.i[1] else 1)
+        kind = LinearInput(op.i[1])
+        if kind is LinearInput.INT8_STATIC:
+            x = rounded(x, RoundFormat.INT8, -1, op.f[0])
+        elif kind is not LinearInput.FLOAT:
+            group = tensor.group_size if kind is LinearInput.INT8_GROUP else tensor.cols
+            x = rounded(x, RoundFormat.INT8, group)
         y = x @ self.matrix(op.tensors[0]).T
         if op.tensors[1] >= 0:
             y = y + self.matrix(op.tensors[1])[0]
@@ -90,6 +94,7 @@ class PlanInterpreter:
             at = np.arange(held)
             blocks, offsets = b.block_table[seq, at // size], at % size
             new = slice(held - (last - first), held)
+            k[first:last], v[first:last] = self._as_held(op, k[first:last], v[first:last])
             self.k_pools[layer, blocks[new], :, offsets[new]] = k[first:last]
             self.v_pools[layer, blocks[new], :, offsets[new]] = v[first:last]
             keys, values = (p[layer, blocks, :, offsets] for p in (self.k_pools, self.v_pools))
@@ -102,6 +107,20 @@ class PlanInterpreter:
                     s = op.f[1] * np.tanh(s / op.f[1]) if op.f[1] else s
                     p = np.exp(s - s.max())
                     out[row, head * width : (head + 1) * width] = p / p.sum() @ values[low : position + 1, kv]
+
+    def _as_held(self, op: Op, *sides: np.ndarray) -> list[np.ndarray]:
+        """Return the step's K and V as the pools hold them."""
+        form = self.plan.kv_format
+        if form is KvFormat.F32:
+            assert op.tensors[0] == -1
+            return list(sides)
+        kind = RoundFormat.F8 if form is KvFormat.F8 else RoundFormat.INT8
+        scales = self.matrix(op.tensors[0])
+        assert scales.shape == (1, 2)
+        return [
+            rounded(x.reshape(len(x), -1), kind, -1, scale).reshape(x.shape)
+            for x, scale in zip(sides, scales[0], strict=True)
+        ]
 
     def _glu(self, op: Op) -> None:
         gate, up = (self.view(v, op.i[0]) for v in op.ins[:2])
@@ -126,20 +145,54 @@ class PlanInterpreter:
     def _scale(self, op: Op) -> None:
         self.view(op.out, op.i[0])[:] *= op.f[0]
 
+    def _mul_vector(self, op: Op) -> None:
+        self.view(op.out, op.i[0])[:] = self.view(op.ins[0], op.i[0]) * self.matrix(op.tensors[0])[0]
+
+    def _round_input(self, op: Op) -> None:
+        width, kind, group = op.i[:3]
+        self.view(op.out, width)[:] = rounded(self.view(op.ins[0], width), RoundFormat(kind), group, op.f[0])
+
 
 def dequantized(tensor: PlanTensor) -> np.ndarray:
     """Return float64 [N, K] of a tensor, scales applied."""
-    values = packing.unpack(tensor.data, tensor.dtype, tensor.layout, tensor.rows, tensor.cols)
+    has_zeros = bool(tensor.zeros.size)
+    values = packing.unpack(
+        tensor.data, tensor.dtype, tensor.layout, tensor.rows, tensor.cols, zero_points=has_zeros
+    ).astype(np.float64)
     if not tensor.scales.size:
-        return values.astype(np.float64)
+        return values
     groups = tensor.cols // tensor.group_size if tensor.group_size else 1
-    scales = packing.unpack_scales(tensor.scales, tensor.rows, groups)
-    return values * np.repeat(scales.astype(np.float64), tensor.cols // groups, axis=1)
+
+    def wide(section: np.ndarray) -> np.ndarray:
+        by_group = packing.unpack_scales(section, tensor.rows, groups).astype(np.float64)
+        return np.repeat(by_group, tensor.cols // groups, axis=1)
+
+    if has_zeros:
+        values -= wide(tensor.zeros)
+    return values * wide(tensor.scales) * tensor.outer_scale
 
 
-def rounded(x: np.ndarray, num_scales: int) -> np.ndarray:
-    """Return x as the core sees it: int8 times a float32 scale, one for each of num_scales parts of a row."""
-    parts = x.astype(np.float32).reshape(len(x), num_scales, -1)
-    scale = np.abs(parts).max(-1, keepdims=True) / np.float32(127)
-    codes = np.rint(parts / np.where(scale > 0, scale, np.float32(1)))
-    return (codes * scale).astype(np.float64).reshape(len(x), -1)
+def rounded(x: np.ndarray, kind: RoundFormat, group: int, given: float = 1.0) -> np.ndarray:
+    """Return x as the core sees it: codes times float32 scales, as plan_format.h words kOpRoundInput.
+
+    group : columns that share a scale; 0 = the row, -1 = all, by the scale `given`
+    """
+    parts = x.astype(np.float32).reshape(len(x), -1, group if group > 0 else x.shape[1])
+    largest = np.abs(parts).max(-1, keepdims=True)
+    if group == -1:
+        scale = np.full_like(largest, given)
+    elif kind is RoundFormat.F4:
+        outer = np.float32(given)
+        scale = (
+            np.minimum(largest / (6 * outer), 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * outer
+        )
+    else:
+        scale = largest / np.float32(127 if kind is RoundFormat.INT8 else 448)
+    codes = parts / np.where(scale > 0, scale, np.float32(1))
+    if kind is RoundFormat.INT8:
+        codes = np.clip(np.rint(codes), -128, 127)
+    elif kind is RoundFormat.F8:
+        codes = np.clip(codes, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    else:
+        codes = np.clip(codes, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    return (codes * np.where(scale > 0, scale, 0)).astype(np.float64).reshape(len(x), -1)

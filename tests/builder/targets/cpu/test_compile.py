@@ -23,7 +23,7 @@ from tiny_graph import EVERYTHING, RandomWeights, rope, tiny_spec
 
 def compiled(path: Path, recipe: str, spec: DecoderSpec, weights: RandomWeights) -> dict[str, object]:
     limits = make_limits(spec.max_position_embeddings, tokens_per_block=16)
-    model = build_graph(spec, weights, precision(recipe), limits)
+    model = build_graph(spec, weights, precision(recipe).on_cpu(), limits)
     return compile_plan(model, spec, limits, path)
 
 

@@ -9,26 +9,34 @@ import onnx_ir as ir
 import pytest
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
-from plansmith.builder.precision import precision
-from plansmith.builder.targets.cpu import Options
+from plansmith.builder.precision import Precision, precision
 from plansmith.builder.targets.cpu.compile import header_fields
 from plansmith.builder.targets.cpu.lowering import lower
-from plansmith.builder.targets.cpu.plan_file import DType, Layout, OpCode, Program, SlotRows, View
+from plansmith.builder.targets.cpu.plan_file import (
+    DType,
+    Layout,
+    LinearInput,
+    OpCode,
+    Program,
+    SlotRows,
+    View,
+)
 from plansmith.runtime.errors import BuildError
 from tiny_graph import EVERYTHING, RandomWeights, tiny_spec
 
 
 def graph_of(
-    recipe: str = "fp32", *, compute: str = "float32", **fields: Any
+    recipe: str | Precision = "fp32", *, compute: str = "float32", **fields: Any
 ) -> tuple[ir.Model, dict[str, int]]:
     spec = tiny_spec(**fields)
     limits = make_limits(spec.max_position_embeddings)
-    model = build_graph(spec, RandomWeights(spec), precision(recipe), limits, compute=compute)
+    held = precision(recipe).on_cpu() if isinstance(recipe, str) else recipe
+    model = build_graph(spec, RandomWeights(spec), held, limits, compute=compute)
     return model, header_fields(spec, limits)
 
 
-def program_of(recipe: str = "fp32", options: Options | None = None, **fields: Any) -> Program:
-    return lower(*graph_of(recipe, **fields), options)
+def program_of(recipe: str | Precision = "fp32", **fields: Any) -> Program:
+    return lower(*graph_of(recipe, **fields))
 
 
 def listing(program: Program) -> list[str]:
@@ -152,7 +160,7 @@ def test_an_untied_float_table_keeps_a_row_for_each_token_id() -> None:
 
 
 def test_precision_decides_what_is_stored() -> None:
-    kinds = {"fp32": DType.F32, "fp16": DType.F32, "bf16": DType.BF16, "int8": DType.I8, "int4": DType.I4}
+    kinds = {"fp32": DType.F32, "fp16": DType.F16, "bf16": DType.BF16, "int8": DType.I8, "int4": DType.I4}
     for recipe, dtype in kinds.items():
         by_name = {t.name: t for t in program_of(recipe).tensors}
         matrix = by_name["layers.0.q|k|v.weight"]
@@ -161,24 +169,26 @@ def test_precision_decides_what_is_stored() -> None:
         assert by_name["layers.0.attn_norm.weight"].dtype is DType.F32
 
 
-def test_activation_groups_give_int8_tensors_groups() -> None:
+def test_rounding_by_groups_gives_int8_tensors_groups() -> None:
     for recipe in ("int8", "int4"):
         program = program_of(recipe)
         by_name = {t.name: t for t in program.tensors}
         assert by_name["layers.0.down.weight"].group_size == 32 and by_name["embed.weight"].group_size == 64
-        assert all(op.i[1] == 1 for op in program.ops if op.code is OpCode.LINEAR)
+        assert all(op.i[1] == LinearInput.INT8_GROUP for op in program.ops if op.code is OpCode.LINEAR)
         assert len([t for t in program.tensors if t.name == "embed.weight"]) == 1
         untied = program_of(recipe, tie_embeddings=False)
         assert {t.name: t for t in untied.tensors}["embed.weight"].group_size == 0  # no product reads it
-    by_row = program_of("int8", Options(activation_groups=False))
-    assert all(op.i[1] == 0 for op in by_row.ops if op.code is OpCode.LINEAR)
+    plain = program_of(precision("int8"))
+    assert all(op.i[1] == LinearInput.FLOAT for op in plain.ops if op.code is OpCode.LINEAR)
+    assert {t.name: t for t in plain.tensors}["layers.0.down.weight"].group_size == 0
 
 
 def test_columns_that_no_group_divides_are_rounded_by_row() -> None:
     fields = {"hidden_size": 40, "intermediate_size": 96}
     program = program_of("int8", **fields)
     by_unit = {op.name: op for op in program.ops if op.code is OpCode.LINEAR}
-    assert by_unit["layers.0.q|k|v"].i[1] == 0 and by_unit["layers.0.down"].i[1] == 1
+    assert by_unit["layers.0.q|k|v"].i[1] == LinearInput.INT8_ROW
+    assert by_unit["layers.0.down"].i[1] == LinearInput.INT8_GROUP
     groups = {t.name: t.group_size for t in program.tensors}
     assert groups["layers.0.q|k|v.weight"] == 0 and groups["layers.0.down.weight"] == 32
 

@@ -11,18 +11,21 @@ from plansmith.builder.targets.cpu import packing
 from plansmith.builder.targets.cpu.plan_file import DType, Layout
 from plansmith.runtime.errors import BuildError
 
+# E2M1 by its value: exponent and mantissa bits.
+FP4_BITS = {0.0: 0, 0.5: 1, 1.0: 2, 1.5: 3, 2.0: 4, 3.0: 5, 4.0: 6, 6.0: 7}
+
 
 def random_matrix(rng: np.random.Generator, dtype: DType, rows: int, cols: int) -> np.ndarray:
     if dtype is DType.I4:
         return rng.integers(-8, 8, (rows, cols)).astype(ml_dtypes.int4)
     if dtype is DType.I8:
-        return rng.integers(-127, 128, (rows, cols)).astype(np.int8)
-    values = rng.standard_normal((rows, cols)).astype(np.float32)
-    return values.astype(ml_dtypes.bfloat16) if dtype is DType.BF16 else values
+        return rng.integers(-128, 128, (rows, cols)).astype(np.int8)
+    return rng.standard_normal((rows, cols)).astype(packing.FLOATS[dtype])
 
 
-def packed(parts: list[np.ndarray], dtype: DType) -> np.ndarray:
-    return np.concatenate([b.reshape(-1) for b in packing.pack_matrix(parts, dtype, parts[0].shape[1])])
+def packed(parts: list[np.ndarray], dtype: DType, *, zero_points: bool = False) -> np.ndarray:
+    blocks = packing.pack_matrix(parts, dtype, parts[0].shape[1], zero_points=zero_points)
+    return np.concatenate([b.reshape(-1) for b in blocks])
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,14 +63,29 @@ def test_layouts_are_what_the_header_says() -> None:
         data = packed([matrix], dtype)
         for n, k in ((0, 0), (17, 13), (36, 23), (15, 6), (16, 4)):
             tile, lane = divmod(n, 16)
-            if dtype in (DType.F32, DType.BF16):
+            if dtype in (DType.F32, DType.BF16, DType.F16):
                 assert data.reshape(3, cols, 16)[tile, k, lane] == matrix[n, k]
+            elif dtype is DType.F8:
+                assert data.reshape(3, cols, 16)[tile, k, lane] == int(matrix[n, k].view(np.uint8))
             elif dtype is DType.I8:
                 assert data.reshape(3, cols // 4, 16, 4)[tile, k // 4, lane, k % 4] == matrix[n, k]
             else:
                 byte = int(data.reshape(3, cols // 8, 16, 4)[tile, k // 8, lane, k % 4])
                 nibble = byte >> 4 if k % 8 >= 4 else byte & 15
-                assert nibble - 8 == int(matrix[n, k])
+                if dtype is DType.I4:
+                    assert nibble - 8 == int(matrix[n, k])
+                else:
+                    assert nibble == FP4_BITS[abs(float(matrix[n, k]))] | 8 * bool(np.signbit(matrix[n, k]))
+
+
+def test_int4_codes_of_zero_points_are_stored_as_they_are() -> None:
+    rng = np.random.default_rng(2)
+    matrix = rng.integers(0, 16, (19, 16)).astype(np.int8)
+    data = packed([matrix], DType.I4, zero_points=True)
+    byte = int(data.reshape(2, 2, 16, 4)[1, 1, 2, 3])
+    assert byte & 15 == matrix[18, 11] and byte >> 4 == matrix[18, 15]
+    back = packing.unpack(data, DType.I4, Layout.PACKED_N16_K8, 19, 16, zero_points=True)
+    np.testing.assert_array_equal(back, matrix)
 
 
 def test_padding_is_zero_and_an_int4_zero_is_8() -> None:

@@ -1,8 +1,8 @@
 """The cpu plan against transformers: every family over mixed steps, in the core and in numpy.
 
-Three comparisons keep rounding from hiding a mistake. Float weights: the core is transformers. Integer weights: the
-plan in numpy without rounded activations is transformers with the dequantized weights, so layouts, scales and groups
-are right; and the core is the plan in numpy with rounded activations. What the rounding costs is a KL divergence.
+Comparisons that keep rounding from hiding a mistake. Float weights: the core is transformers. Integer weights beside
+float activations: the core, and the plan in numpy, are transformers with the dequantized weights, so layouts, scales
+and groups are right. Rounded activations: the core is the plan in numpy. What it costs is a KL divergence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from plansmith.builder.batch import BatchPlanner, PlannedStep, StepBatch
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
-from plansmith.builder.precision import precision
-from plansmith.builder.targets.cpu import Options, compile_plan
+from plansmith.builder.precision import Precision, precision
+from plansmith.builder.targets.cpu import compile_plan
 from plansmith.builder.targets.cpu.session import CpuSession
 from plansmith.runtime.errors import UnsupportedError
 from tiny_models import FAMILIES, VOCAB_SIZE
@@ -74,7 +74,7 @@ def row_errors(got: list[np.ndarray], wanted: list[np.ndarray]) -> np.ndarray:
     return np.where(np.isnan(errors), np.inf, errors)
 
 
-def compiled(checkpoint_path: Path, recipe: str, out: Path, options: Options | None = None) -> Path:
+def compiled(checkpoint_path: Path, recipe: Precision, out: Path) -> Path:
     checkpoint = open_checkpoint(checkpoint_path)
     limits = make_limits(
         checkpoint.spec.max_position_embeddings,
@@ -83,8 +83,8 @@ def compiled(checkpoint_path: Path, recipe: str, out: Path, options: Options | N
         max_seq_len=64,
         tokens_per_block=BLOCK,
     )
-    model = build_graph(checkpoint.spec, checkpoint.weights, precision(recipe), limits)
-    compile_plan(model, checkpoint.spec, limits, out / "model.plan", options=options)
+    model = build_graph(checkpoint.spec, checkpoint.weights, recipe, limits)
+    compile_plan(model, checkpoint.spec, limits, out / "model.plan")
     return out / "model.plan"
 
 
@@ -103,7 +103,7 @@ def test_float_plans_are_transformers(
     family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     wanted = transformers_logits(tiny_checkpoint(family), sequences(), recipe)
-    plan = compiled(tiny_checkpoint(family), recipe, tmp_path)
+    plan = compiled(tiny_checkpoint(family), precision(recipe), tmp_path)
     for isa in (None, "portable"):
         with open_session(plan, isa) as session:
             for seed in (0, 1):  # the second pass finds the first one's leftovers in the pools
@@ -116,18 +116,18 @@ def test_integer_weights_are_transformers_with_those_weights(
     family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     wanted = transformers_logits(tiny_checkpoint(family), sequences(), recipe)
-    plan = compiled(tiny_checkpoint(family), recipe, tmp_path)
-    exact = PlanInterpreter(plan, NUM_BLOCKS, quantize_activations=False)
-    assert row_errors(run(exact), wanted).max() < FLOAT_TOLERANCE
+    plan = compiled(tiny_checkpoint(family), precision(recipe), tmp_path)
+    assert row_errors(run(PlanInterpreter(plan, NUM_BLOCKS)), wanted).max() < FLOAT_TOLERANCE
+    with open_session(plan, None) as session:
+        assert row_errors(run(session), wanted).max() < FLOAT_TOLERANCE
 
 
-@pytest.mark.parametrize("grouped", [False, True], ids=["by_row", "by_group"])
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_core_rounds_activations_as_the_plan_says(
-    family: str, recipe: str, grouped: bool, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+    family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    plan = compiled(tiny_checkpoint(family), recipe, tmp_path, Options(activation_groups=grouped))
+    plan = compiled(tiny_checkpoint(family), precision(recipe).on_cpu(), tmp_path)
     wanted = run(PlanInterpreter(plan, NUM_BLOCKS), lengths=SHORT_LENGTHS)
     for isa in (None, "portable"):
         with open_session(plan, isa) as session:
@@ -155,7 +155,7 @@ def test_rounded_activations_cost_little(
 ) -> None:
     """Against the same weights: what remains is the activations' rounding to 8 bits."""
     path = tiny_checkpoint(family)
-    with open_session(compiled(path, recipe, tmp_path), None) as session:
+    with open_session(compiled(path, precision(recipe).on_cpu(), tmp_path), None) as session:
         cost = mean_kl(transformers_logits(path, sequences(), recipe), run(session))
     assert 0 < cost < 0.01  # measured: 0.0004 (gemma2) to 0.0023 (llama3)
 
@@ -163,7 +163,7 @@ def test_rounded_activations_cost_little(
 def test_a_step_without_logits_rows_keeps_its_keys_and_values(
     tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    plan = compiled(tiny_checkpoint("llama"), "fp32", tmp_path)
+    plan = compiled(tiny_checkpoint("llama"), precision("fp32"), tmp_path)
     tokens = sequences()[1]
 
     def batch(first: int, last: int, rows: list[int]) -> StepBatch:

@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 from plansmith.builder.targets.cpu import plan_file, plan_reader, plan_writer
 from plansmith.builder.targets.cpu.plan_file import (
     DType,
+    KvFormat,
     Layout,
+    LinearInput,
     Op,
     OpCode,
     Program,
+    RoundFormat,
     Slot,
     SlotRows,
     Tensor,
@@ -42,6 +45,19 @@ ENUMS = {
     "kBF16": DType.BF16,
     "kI8": DType.I8,
     "kI4": DType.I4,
+    "kF16": DType.F16,
+    "kF8": DType.F8,
+    "kF4": DType.F4,
+    "kKvF32": KvFormat.F32,
+    "kKvF8": KvFormat.F8,
+    "kKvI8": KvFormat.I8,
+    "kInputFloat": LinearInput.FLOAT,
+    "kInputInt8Row": LinearInput.INT8_ROW,
+    "kInputInt8Group": LinearInput.INT8_GROUP,
+    "kInputInt8Static": LinearInput.INT8_STATIC,
+    "kRoundInt8": RoundFormat.INT8,
+    "kRoundF8": RoundFormat.F8,
+    "kRoundF4": RoundFormat.F4,
     "kRowMajor": Layout.ROW_MAJOR,
     "kPackedN16": Layout.PACKED_N16,
     "kPackedN16K4": Layout.PACKED_N16_K4,
@@ -56,6 +72,9 @@ ENUMS = {
     "kOpSoftcap": OpCode.SOFTCAP,
     "kOpGatherRows": OpCode.GATHER_ROWS,
     "kOpScale": OpCode.SCALE,
+    "kOpRoundInput": OpCode.ROUND_INPUT,
+    "kOpMulVector": OpCode.MUL_VECTOR,
+    "kNumDTypes": len(DType),
     "kPlanFormatVersion": plan_file.FORMAT_VERSION,
     "kTile": plan_file.TILE,
 }
@@ -93,13 +112,16 @@ def small_program(extra: int = 0) -> Program:
     """Return a program of one matrix whose blocks are `extra` elements longer than announced."""
 
     def blocks() -> Iterator[tuple[str, np.ndarray]]:
-        yield "data", np.arange(24 + extra, dtype=np.float32)
+        yield "data", np.arange(24 + extra, dtype=np.uint8)
         yield "scales", np.arange(16, dtype=np.float32)
-        yield "data", np.arange(24, 48, dtype=np.float32)
+        yield "data", np.arange(24, 64, dtype=np.uint8)
+        yield "zeros", np.arange(16, 32, dtype=np.float32)
 
-    tensor = Tensor("w", DType.F32, Layout.ROW_MAJOR, 6, 8, 0, {"data": 192, "scales": 64}, blocks)
+    sections = {"data": 64, "scales": 64, "zeros": 64}
+    tensor = Tensor("w", DType.I4, Layout.PACKED_N16_K8, 6, 8, 8, sections, blocks, 0.25)
     op = Op(OpCode.LINEAR, "layers.0.q", (View(0, 4),), View(1, 2), (0, -1), (1,), (0.5,))
-    return Program([Slot(SlotRows.TOKENS, 32), Slot(SlotRows.LOGITS, 9)], [tensor], [op, op], MODEL, 1)
+    slots = [Slot(SlotRows.TOKENS, 32), Slot(SlotRows.LOGITS, 9)]
+    return Program(slots, [tensor], [op, op], MODEL, 1, KvFormat.I8)
 
 
 def test_round_trip_and_alignment(tmp_path: Path) -> None:
@@ -125,9 +147,11 @@ def test_round_trip_and_alignment(tmp_path: Path) -> None:
         * 2
     )
     tensor = plan.tensors[0]
-    assert (tensor.name, tensor.rows, tensor.cols) == ("w", 6, 8)
-    np.testing.assert_array_equal(tensor.data, np.arange(48, dtype=np.float32))
+    assert (tensor.name, tensor.rows, tensor.cols, tensor.group_size) == ("w", 6, 8, 8)
+    assert tensor.outer_scale == 0.25 and plan.kv_format is KvFormat.I8
+    np.testing.assert_array_equal(tensor.data, np.arange(64, dtype=np.uint8))
     np.testing.assert_array_equal(tensor.scales, np.arange(16, dtype=np.float32))
+    np.testing.assert_array_equal(tensor.zeros, np.arange(16, 32, dtype=np.float32))
     header = np.frombuffer(path.read_bytes()[:200], plan_file.HEADER)[0]
     for field in ("slots_offset", "tensors_offset", "ops_offset", "strings_offset", "data_offset"):
         assert header[field] % 64 == 0 and header[field] > 0
@@ -146,7 +170,7 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
     header = np.frombuffer(good[:200], plan_file.HEADER)[0]
     cases = {
         "first bytes differ": b"X" + good[1:],
-        "format version 2": good[:8] + b"\2" + good[9:],
+        "format version 1": good[:8] + b"\1" + good[9:],
         "header's checksum": good[:100] + bytes([good[100] ^ 1]) + good[101:],
         "header says": good + b"\0" * 64,
         "fewer than the header": good[:60],
