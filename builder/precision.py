@@ -23,6 +23,7 @@ class Precision:
     float_type : what is not quantized is stored as
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
+    kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
     """
 
     name: str
@@ -31,6 +32,7 @@ class Precision:
     float_type: FloatType = "float16"
     rounds_inputs: bool = False
     quantization: Quantization | None = None
+    kept_float: tuple[str, ...] = ()
 
     @property
     def is_quantized(self) -> bool:
@@ -47,7 +49,7 @@ class Precision:
         if self.quantization is not None:
             return _schemes(self.quantization).get(name, FLOAT)
         bits = self.head_bits if name == "lm_head" else self.weight_bits
-        if bits > 8:
+        if bits > 8 or name in self.kept_float:
             return FLOAT
         group = int4_group_size(in_features) if bits == 4 else ROW
         if not self.rounds_inputs:
