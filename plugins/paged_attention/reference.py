@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 AnyFloat = npt.NDArray[np.floating]
+Pool = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int32]
 
 
@@ -14,8 +17,8 @@ def paged_attention(
     q: AnyFloat,
     k: AnyFloat,
     v: AnyFloat,
-    k_pool: AnyFloat,
-    v_pool: AnyFloat,
+    k_pool: Pool,
+    v_pool: Pool,
     cu_query_lens: IntArray,
     kv_lens: IntArray,
     block_table: IntArray,
@@ -26,11 +29,15 @@ def paged_attention(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
-) -> tuple[FloatArray, AnyFloat, AnyFloat]:
+    kv: Literal["float", "fp8", "int8"] = "float",
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[FloatArray, Pool, Pool]:
     """Return (out, k_pool_out, v_pool_out) of one step, as builder/graph/contract.py defines the op.
 
     q : (T, H*D); k, v : (T, KVH*D), rotated
-    k_pool, v_pool : (NB, KVH, BS, D); not changed, the results are copies of the same type
+    k_pool, v_pool : (NB, KVH, BS, D); not changed, the results are copies of the same type. With kv "fp8" and "int8"
+        they hold the codes' numbers, round(k / k_scale) saturated, in any type that can
     cu_query_lens : (B+1,), sequence b's rows are cu[b]..cu[b+1]-1
     kv_lens : (B,), positions held after the step; the new ones are the last
     block_table : (B, MB), block of each BS positions; unused entries are never read
@@ -45,9 +52,11 @@ def paged_attention(
         past = kv_len - (last - first)
         for row in range(first, last):
             block, offset = divmod(past + row - first, block_size)
-            k_pool[block_table[b, block], :, offset] = k[row].reshape(kv_num_heads, head_dim)
-            v_pool[block_table[b, block], :, offset] = v[row].reshape(kv_num_heads, head_dim)
-        keys, values = (_gather(pool, block_table[b], kv_len) for pool in (k_pool, v_pool))
+            for rows, pool, one_scale in ((k, k_pool, k_scale), (v, v_pool, v_scale)):
+                held = quantize_kv(rows[row], one_scale, kv)
+                pool[block_table[b, block], :, offset] = held.reshape(kv_num_heads, head_dim)
+        keys = _gather(k_pool, block_table[b], kv_len) * float(np.float32(k_scale))
+        values = _gather(v_pool, block_table[b], kv_len) * float(np.float32(v_scale))
         for row in range(first, last):
             p = past + row - first
             low = max(0, p - window + 1) if window else 0
@@ -62,7 +71,25 @@ def paged_attention(
     return out.reshape(q.shape[0], -1), k_pool, v_pool
 
 
-def _gather(pool: AnyFloat, blocks: IntArray, length: int) -> FloatArray:
+def quantize_kv(x: AnyFloat, scale: float, kv: Literal["float", "fp8", "int8"]) -> AnyFloat:
+    """Return the codes' numbers of x; x / scale is a float32 division, as it is where codes are written.
+
+    x : any shape; float64 is divided as such
+    scale : a float32 number above 0
+    returns : like x; of "float" x itself. fp8 (E4M3) within +-448, int8 within -128..127, to nearest even; NaN stays
+    """
+    if kv == "float":
+        return x
+    y = x.astype(np.promote_types(x.dtype, np.float32)) / np.float32(scale)
+    if kv == "int8":
+        return np.clip(np.rint(y), -128.0, 127.0)
+    y = np.clip(y, -448.0, 448.0)
+    # A number of 2^e has 3 bits behind its first; below 2^-6 the steps stay 2^-9.
+    step = np.exp2(np.maximum(np.frexp(y)[1] - 1, -6) - 3).astype(y.dtype)
+    return np.rint(y / step) * step
+
+
+def _gather(pool: Pool, blocks: IntArray, length: int) -> FloatArray:
     """Return the sequence's rows (KVH, length, D) in order."""
     block_size = pool.shape[2]
     pages = [pool[blocks[n]] for n in range(-(-length // block_size))]
