@@ -27,12 +27,14 @@ class EvalText:
     text: str
 
     def encode(self, tokenizer: Tokenizer, length: int) -> tuple[list[int], list[int]]:
-        """Return the ids that every window begins with (mostly a BOS, or none), and at most `length` ids of the text."""
+        """Return the ids that every window begins with (a BOS, or none), and at most `length` ids of the text."""
         plain = tokenizer.encode("a", add_special_tokens=False)
         marked = tokenizer.encode("a")
         starts = [at for at in range(len(marked)) if marked[at : at + len(plain)] == plain]
         prefix = marked[: starts[0]] if starts else []
-        return prefix, tokenizer.encode(self.text[: length * _CHARS_PER_TOKEN], add_special_tokens=False)[:length]
+        return prefix, tokenizer.encode(self.text[: length * _CHARS_PER_TOKEN], add_special_tokens=False)[
+            :length
+        ]
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -77,7 +79,7 @@ def _join_lines(content: str, path: pathlib.Path) -> str:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(
-                f"--text {path}, line {number} is not JSON ({error}); a line holds an object with \"text\""
+                f'--text {path}, line {number} is not JSON ({error}); a line holds an object with "text"'
             ) from error
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):

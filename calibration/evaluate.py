@@ -130,7 +130,9 @@ def evaluate_plan(
     cut = _cut(text, tokenizer, options, limits)
     with tempfile.TemporaryDirectory(prefix="plansmith-eval-") as folder:
         tell(EVAL, "compiling the original in float32", 0, 0)
-        reference_plan = compile_cpu(against, precision("fp32"), limits, pathlib.Path(folder))
+        reference_plan = compile_cpu(
+            against.spec, against.weights, precision("fp32"), limits, pathlib.Path(folder) / "original.plan"
+        )
         original = PlanRunner(reference_plan, limits, "the original", options.num_threads)
         engine = PlanRunner(pathlib.Path(plan_path), limits, "the engine", options.num_threads)
         tallies = _tallies(cut, engine, original, tell)
@@ -142,7 +144,8 @@ def evaluate_plan(
         if options.tasks:
             tasks = run_tasks(engine, original, tokenizer, lambda *step: tell(EVAL, *step))
     contexts = tuple(
-        tally.quality(length, len(rows)) for (length, rows), tally in zip(cut.windows.items(), tallies, strict=True)
+        tally.quality(length, len(rows))
+        for (length, rows), tally in zip(cut.windows.items(), tallies, strict=True)
     )
     return EvalReport(
         plan=str(plan_path),

@@ -64,7 +64,10 @@ def _decode(runner: PlanRunner, prompts: Sequence[tuple[int, ...]], count: int) 
         while done < length + count - 1:
             step = min(chunk, length - done) if done < length else 1
             known = np.array(
-                [(*prompt, *output)[done : done + step] for prompt, output in zip(prompts, outputs, strict=True)],
+                [
+                    (*prompt, *output)[done : done + step]
+                    for prompt, output in zip(prompts, outputs, strict=True)
+                ],
                 np.int32,
             )
             done += step
@@ -75,7 +78,11 @@ def _decode(runner: PlanRunner, prompts: Sequence[tuple[int, ...]], count: int) 
     return outputs
 
 
-def _step(known: np.ndarray[tuple[int, int], np.dtype[np.int32]], done: int, table: np.ndarray[tuple[int, int], np.dtype[np.int32]]) -> StepBatch:
+def _step(
+    known: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+    done: int,
+    table: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+) -> StepBatch:
     """Return the step of tokens (B, n) that bring each sequence to `done` positions; a row of logits each."""
     batch, count = known.shape
     cu = np.arange(0, (batch + 1) * count, count, dtype=np.int32)

@@ -11,16 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ..builder.batch import StepBatch
-from ..builder.checkpoint import Checkpoint
-from ..builder.compile import CompileRequest, compile_targets
+from ..builder.checkpoint import WeightSource
+from ..builder.graph import build_graph
 from ..builder.limits import Limits
 from ..builder.precision import Precision
+from ..builder.spec import DecoderSpec
+from ..builder.targets.cpu import compile_plan
 from ..builder.targets.cpu.session import CpuSession
-from ..builder.targets.registry import find_targets
+from ..builder.targets.registry import Target, recipe_for
 from ..runtime.errors import ExecutorError, InvalidArgumentError
 
 Logits = npt.NDArray[np.float32]
 LogProbs = npt.NDArray[np.float64]
+
+_CPU = Target("cpu", "cpu", ())
 
 CHUNK_TOKENS = 64  # of a step: enough rows for a product, few enough that R x V logits stay small
 
@@ -181,15 +185,9 @@ def kl_divergence(p: LogProbs, q: LogProbs) -> npt.NDArray[np.float64]:
 
 
 def compile_cpu(
-    checkpoint: Checkpoint, recipe: Precision, limits: Limits, folder: pathlib.Path
+    spec: DecoderSpec, weights: WeightSource, recipe: Precision, limits: Limits, plan: pathlib.Path
 ) -> pathlib.Path:
-    """Write the cpu plan of a checkpoint below `folder` and return its path.
-
-    raises BuildError or CheckpointError as a build does
-    """
-    request = CompileRequest(checkpoint, recipe, limits, None, folder)
-    for _, compiled in compile_targets(request, find_targets(["cpu"]), folder):
-        if isinstance(compiled, Exception):
-            raise compiled
-        return compiled.files[0]
-    raise AssertionError("compile_targets gives one result a target")
+    """Write the cpu plan of a decoder to `plan` and return it; raises BuildError or CheckpointError as a build does."""
+    model = build_graph(spec, weights, recipe_for(_CPU, recipe), limits)
+    compile_plan(model, spec, limits, plan)
+    return plan

@@ -64,7 +64,8 @@ def load_tasks() -> tuple[TaskItem, ...]:
     """Return the items that come with plansmith."""
     lines = TASKS_FILE.read_text(encoding="utf-8").splitlines()
     return tuple(
-        TaskItem(one["task"], one["context"], tuple(one["choices"]), one["answer"]) for one in map(json.loads, lines)
+        TaskItem(one["task"], one["context"], tuple(one["choices"]), one["answer"])
+        for one in map(json.loads, lines)
     )
 
 
@@ -97,7 +98,11 @@ def run_tasks(
 
     def result(task: str, at: Any) -> TaskResult:
         return TaskResult(
-            task, len(right[at]), float(right[at].mean()), float(right_reference[at].mean()), float(same[at].mean())
+            task,
+            len(right[at]),
+            float(right[at].mean()),
+            float(right_reference[at].mean()),
+            float(same[at].mean()),
         )
 
     by_task = tuple(result(task, at) for task, at in groups.items())

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from ..runtime.errors import BuildError, Error, InvalidArgumentError
-from . import legacy
+from . import legacy, quantize_legacy
 from ._usage import is_usage_error, usage_sentence
 
 T = TypeVar("T")
@@ -30,6 +30,8 @@ T = TypeVar("T")
 COMMANDS = {
     "build": ("build", "build", "Compile a checkpoint into an engine directory."),
     "verify": ("verify", "verify", "Compare an engine's or a checkpoint's logits with the reference."),
+    "quantize": ("quantize", "quantize", "Quantize a checkpoint with NVIDIA ModelOpt."),
+    "eval": ("eval", "evaluate", "Measure what an engine's precision costs in quality."),
     "inspect": ("inspect", "inspect", "Show what an engine directory holds."),
     "generate": ("generate", "generate", "Generate text with an engine."),
     "bench": ("bench", "bench", "Measure an engine's speed and memory."),
@@ -76,6 +78,8 @@ def _words(given: Sequence[str]) -> list[str]:
     words = [_text(word) for word in given]
     if words[:1] == ["build"]:
         words[1:] = legacy.translate(words[1:])
+    if words[:1] == ["quantize"]:
+        words[1:] = legacy.translate(words[1:], quantize_legacy.FLAGS, {}, "quantize.py")
     return legacy.normalize(words)
 
 

@@ -1,0 +1,82 @@
+"""What is evaluated and against what: an engine or a checkpoint, and the unquantized checkpoint behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator
+
+from ..builder.checkpoint import Checkpoint, open_checkpoint
+from ..builder.precision import Precision
+from ..builder.verify_subject import Subject, open_subject
+from ..runtime.errors import InvalidArgumentError
+from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
+
+QUANTIZE_RECORD = "plansmith_quantize.json"
+"""Beside a checkpoint that plansmith quantized; its "source" is the checkpoint that it was made from."""
+
+
+@contextlib.contextmanager
+def open_eval_subject(
+    path: pathlib.Path, checkpoint: pathlib.Path | None = None, precision_name: str | None = None
+) -> Iterator[Subject]:
+    """Give the cpu plan that is evaluated: an engine's own, or one made for the time being.
+
+    An engine that has GPU targets only is evaluated through a cpu plan of the same recipe; the subject's notes say so.
+    checkpoint : of an engine, where it is not at its recorded place any more
+    precision_name : of a checkpoint; None = auto
+    raises as verify_subject.open_subject
+    """
+    manifest = load_manifest(path) if (path / MANIFEST_NAME).is_file() else None
+    if manifest is None or "cpu" in manifest.targets:
+        with open_subject(path, checkpoint, precision_name) as subject:
+            yield dataclasses.replace(subject, notes=())
+        return
+    source = pathlib.Path(checkpoint or manifest.checkpoint.path)
+    _check_source(path, manifest, source)
+    with open_subject(source, None, manifest.precision) as subject:
+        names = ", ".join(manifest.targets)
+        note = (
+            f"{path} has no cpu target ({names}): what is evaluated is a cpu plan of the same recipe, compiled for the "
+            "time being; the GPU's own rounding is not in it"
+        )
+        yield dataclasses.replace(subject, notes=(note,))
+
+
+def _check_source(path: pathlib.Path, manifest: Manifest, source: pathlib.Path) -> None:
+    if not source.exists():
+        raise InvalidArgumentError(
+            f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
+        )
+    found = open_checkpoint(source, manifest.limits.max_seq_len).fingerprint()
+    if found != manifest.checkpoint.fingerprint:
+        raise InvalidArgumentError(
+            f"{source} is not the checkpoint that {path} was built from (fingerprint {found[:12]}, recorded "
+            f"{manifest.checkpoint.fingerprint[:12]}); give the right one with --checkpoint or build again"
+        )
+
+
+def original_of(checkpoint: Checkpoint, recipe: Precision, max_seq_len: int) -> Checkpoint:
+    """Return the unquantized checkpoint behind one: itself, or what plansmith_quantize.json names as its source.
+
+    raises InvalidArgumentError when it is quantized and does not say of what, or the source is gone
+    """
+    if checkpoint.quantization is None:
+        return checkpoint
+    record = checkpoint.path / QUANTIZE_RECORD
+    try:
+        source = json.loads(record.read_text(encoding="utf-8"))["source"]
+        where = pathlib.Path(source)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidArgumentError(
+            f"{checkpoint.path} is quantized ({recipe.name}) and has no {QUANTIZE_RECORD} that names what it was made "
+            "from; give the unquantized checkpoint as --against"
+        ) from None
+    if not where.exists():
+        raise InvalidArgumentError(
+            f"{checkpoint.path} was made from {where}, which is not there any more; give the unquantized checkpoint as "
+            "--against"
+        )
+    return open_checkpoint(where, max_seq_len)

@@ -1,0 +1,327 @@
+"""Which layers cost most: the KL of a model in which one layer alone is quantized, or one alone is left in float.
+
+A layer here is a decoder block, the head ("lm_head", with an embedding that shares its bits), or the KV cache of all
+blocks ("kv_cache"). Each is measured with a cpu plan of its own on a few hundred tokens, scored at every position,
+against the unquantized checkpoint. A block that is in float has the unquantized checkpoint's weights, norms included,
+so factors that a recipe moved from one of its weights into another cannot be torn apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..builder.checkpoint import Checkpoint, WeightSource
+from ..builder.limits import Limits, make_limits
+from ..builder.precision import Precision, precision
+from ..builder.scheme import FLOAT, ROW, WHOLE, QuantizedInput, QuantizedWeight, Scheme
+from ..builder.spec import DecoderSpec, weight_shapes
+from ..runtime.errors import InvalidArgumentError
+from .eval_text import read_text, tokenizer_of, windows
+from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax
+
+SENSITIVITY = "sensitivity"
+HEAD, KV_CACHE = "lm_head", "kv_cache"
+WINDOW_TOKENS = 128
+
+Mode = Literal["alone", "kept", "both"]
+Progress = Callable[[str, str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCost:
+    """What quantizing one layer costs.
+
+    kl_alone : mean KL, nats, with this layer alone quantized; None where that was not measured
+    kl_kept : with all but this layer quantized; the gain of keeping it in float is Sensitivity.kl - kl_kept
+    weight_bytes, float_bytes : of its weights as quantized, and in 16 bits
+    """
+
+    layer: str
+    kl_alone: float | None
+    kl_kept: float | None
+    weight_bytes: int
+    float_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """The layers of a model in its order, and the KL of all of them quantized."""
+
+    precision: str
+    tokens: int
+    kl: float
+    layers: tuple[LayerCost, ...]
+
+    def costliest(self, count: int) -> list[LayerCost]:
+        """Return the layers that cost most, the first the worst."""
+        return sorted(self.layers, key=self.cost, reverse=True)[:count]
+
+    def cost(self, row: LayerCost) -> float:
+        """Return what a layer costs: its KL alone, else the gain of keeping it in float."""
+        if row.kl_alone is not None:
+            return row.kl_alone
+        return 0.0 if row.kl_kept is None else self.kl - row.kl_kept
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurement as JSON values; each layer has its "cost" besides."""
+        result = dataclasses.asdict(self)
+        for one, row in zip(result["layers"], self.layers, strict=True):
+            one["cost"] = self.cost(row)
+        return result
+
+
+def measure_sensitivity(
+    checkpoint: Checkpoint,
+    recipe: Precision,
+    against: Checkpoint,
+    *,
+    mode: Mode = "alone",
+    text: pathlib.Path | None = None,
+    num_tokens: int = 256,
+    num_threads: int = 0,
+    progress: Progress | None = None,
+) -> Sensitivity:
+    """Return what each quantized layer costs; takes a compile and a run a layer.
+
+    mode : "alone" quantizes one layer at a time, "kept" leaves one out; "both" takes twice the time
+    num_tokens : of the text, in windows of WINDOW_TOKENS; float32 log-probabilities of all are held (tokens x V)
+    raises InvalidArgumentError when nothing is quantized, and as evaluate_plan
+    """
+    layers = quantized_layers(checkpoint.spec, recipe)
+    if not layers:
+        raise InvalidArgumentError(
+            f"{recipe.name} quantizes no layer, so none can cost anything; give a quantized recipe"
+        )
+    bench = _Bench(against, text, num_tokens, num_threads)
+    tell = progress or _tell_nobody
+    total = 2 + len(layers) * (2 if mode == "both" else 1)
+    done = 0
+
+    def measure(quantized: Sequence[str], what: str) -> float:
+        nonlocal done
+        tell(SENSITIVITY, what, done, total)
+        done += 1
+        return bench.kl(mixed(checkpoint, recipe, against, quantized))
+
+    with bench.opened():
+        tell(SENSITIVITY, "the original", done, total)
+        bench.remember()
+        done += 1
+        everything = measure(layers, "all layers")
+        rows = []
+        for layer in layers:
+            others = [one for one in layers if one != layer]
+            sizes = _bytes(checkpoint.spec, recipe, layer)
+            rows.append(
+                LayerCost(
+                    layer=layer,
+                    kl_alone=None if mode == "kept" else measure([layer], f"{layer} alone"),
+                    kl_kept=None if mode == "alone" else measure(others, f"all but {layer}"),
+                    weight_bytes=sizes[0],
+                    float_bytes=sizes[1],
+                )
+            )
+    return Sensitivity(recipe.name, bench.num_tokens, everything, tuple(rows))
+
+
+def bits_table(
+    candidates: Mapping[str, tuple[Checkpoint, Precision]],
+    against: Checkpoint,
+    *,
+    text: pathlib.Path | None = None,
+    num_tokens: int = 256,
+    num_threads: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Sensitivity]:
+    """Return each candidate's costs by its name: what a layer costs and weighs in this format or that.
+
+    candidates : e.g. {"int8": (checkpoint, int8), "int4": (checkpoint, int4)}, or checkpoints quantized from `against`
+    """
+    return {
+        name: measure_sensitivity(
+            checkpoint,
+            recipe,
+            against,
+            text=text,
+            num_tokens=num_tokens,
+            num_threads=num_threads,
+            progress=progress,
+        )
+        for name, (checkpoint, recipe) in candidates.items()
+    }
+
+
+def quantized_layers(spec: DecoderSpec, recipe: Precision) -> tuple[str, ...]:
+    """Return the layers that a recipe quantizes, in the model's order."""
+    blocks = [f"layers.{n}" for n in range(spec.num_layers)]
+    found = [
+        block for block in blocks if any(_scheme(spec, recipe, name) != FLOAT for name in _products(block))
+    ]
+    if _scheme(spec, recipe, HEAD) != FLOAT:
+        found.append(HEAD)
+    if recipe.kv != "float":
+        found.append(KV_CACHE)
+    return tuple(found)
+
+
+def _products(block: str) -> list[str]:
+    return [f"{block}.{name}" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+
+
+def _weight_of(spec: DecoderSpec, name: str) -> str:
+    return "embed.weight" if name == HEAD and spec.tie_embeddings else f"{name}.weight"
+
+
+def _scheme(spec: DecoderSpec, recipe: Precision, name: str) -> Scheme:
+    return recipe.scheme(name, weight_shapes(spec)[_weight_of(spec, name)][1])
+
+
+def _bytes(spec: DecoderSpec, recipe: Precision, layer: str) -> tuple[int, int]:
+    """Return the bytes of a layer's matrices and scales as quantized, and of the matrices in 16 bits."""
+    names = [] if layer == KV_CACHE else [HEAD] if layer == HEAD else _products(layer)
+    quantized = floats = 0
+    for name in names:
+        n, k = weight_shapes(spec)[_weight_of(spec, name)]
+        scheme = _scheme(spec, recipe, name)
+        groups = {WHOLE: 1, ROW: n}.get(scheme.weight_group) or n * (k // scheme.weight_group)
+        scales = 0 if scheme.weight == "float" else groups * (1 if scheme.weight == "fp4" else 4)
+        quantized += n * k * scheme.weight_bits // 8 + scales
+        floats += n * k * 2
+    return quantized, floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """Weights and a precision, some layers quantized and the rest in float."""
+
+    spec: DecoderSpec
+    weights: WeightSource
+    recipe: Precision
+
+
+def mixed(checkpoint: Checkpoint, recipe: Precision, against: Checkpoint, quantized: Iterable[str]) -> Mixed:
+    """Return a model in which only the named layers are quantized; the others are the unquantized checkpoint's."""
+    chosen = frozenset(quantized)
+    num_layers = checkpoint.spec.num_layers
+    floats = tuple(
+        name for n in range(num_layers) if f"layers.{n}" not in chosen for name in _products(f"layers.{n}")
+    )
+    weights = _MixedWeights(checkpoint.weights, against.weights, chosen)
+    if recipe.quantization is None:
+        changed = dataclasses.replace(
+            recipe,
+            kept_float=floats,
+            head_bits=recipe.head_bits if HEAD in chosen else 32,
+            float_type="float32",
+        )
+        return Mixed(checkpoint.spec, weights, changed)
+    schemes = tuple(
+        (name, one)
+        for name, one in recipe.quantization.schemes
+        if _layer_of(name) in chosen and name not in floats
+    )
+    kv = recipe.quantization.kv if KV_CACHE in chosen else "float"
+    quantization = dataclasses.replace(recipe.quantization, schemes=schemes, kv=kv)
+    head_bits = recipe.head_bits if HEAD in chosen else 32
+    changed = dataclasses.replace(
+        recipe, quantization=quantization, float_type="float32", head_bits=head_bits
+    )
+    return Mixed(checkpoint.spec, weights, changed)
+
+
+def _layer_of(name: str) -> str:
+    """Return the layer that a weight or a product belongs to; norms and embeddings outside of blocks are the head's."""
+    return ".".join(name.split(".")[:2]) if name.startswith("layers.") else HEAD
+
+
+class _MixedWeights:
+    """A WeightSource: the quantized checkpoint's where a layer is quantized, the original's elsewhere."""
+
+    def __init__(self, quantized: WeightSource, original: WeightSource, chosen: frozenset[str]) -> None:
+        self._quantized, self._original, self._chosen = quantized, original, chosen
+
+    def names(self) -> tuple[str, ...]:
+        return self._quantized.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._quantized.shape(name)
+
+    def get(self, name: str) -> npt.NDArray[Any]:
+        if _layer_of(name) in self._chosen:
+            return self._quantized.get(name)
+        if name == "lm_head.weight" and name not in self._original.names():
+            name = "embed.weight"  # the original's head is tied, the quantized one's a copy
+        return self._original.get(name)
+
+    def quantized(self, name: str) -> QuantizedWeight:
+        return self._quantized.quantized(name)  # type: ignore[attr-defined, no-any-return]
+
+    def quantized_input(self, name: str) -> QuantizedInput:
+        return self._quantized.quantized_input(name)  # type: ignore[attr-defined, no-any-return]
+
+    def kv_scales(self, layer: int) -> tuple[float, float]:
+        return self._quantized.kv_scales(layer)  # type: ignore[attr-defined, no-any-return]
+
+
+class _Bench:
+    """The text and what the original says of it, against which every mixture is held."""
+
+    def __init__(
+        self, against: Checkpoint, text: pathlib.Path | None, num_tokens: int, num_threads: int
+    ) -> None:
+        self._against, self._num_threads = against, num_threads
+        self._limits = _limits(against.spec)
+        self._folder: pathlib.Path | None = None
+        prefix, ids = read_text(text).encode(tokenizer_of(against), num_tokens)
+        length = min(WINDOW_TOKENS, self._limits.max_seq_len, len(prefix) + len(ids))
+        rows = windows(prefix, ids, length, "the text")
+        self._runs = [TokenRun(row, len(prefix)) for row in rows]
+        self.num_tokens = sum(len(run.tokens) - run.first for run in self._runs)
+        self._reference: list[npt.NDArray[np.float32]] = []
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Have a directory for plans, one at a time."""
+        with tempfile.TemporaryDirectory(prefix="plansmith-sensitivity-") as folder:
+            self._folder = pathlib.Path(folder)
+            yield
+
+    def remember(self) -> None:
+        """Run the original."""
+        model = Mixed(self._against.spec, self._against.weights, precision("fp32"))
+        self._reference = [
+            log_softmax(logits).astype(np.float32) for logits in self._logits(model, "the original")
+        ]
+
+    def kl(self, model: Mixed) -> float:
+        """Return the mean KL of a mixture, nats."""
+        total = 0.0
+        for logits, wanted in zip(self._logits(model, "the engine"), self._reference, strict=True):
+            total += float(kl_divergence(wanted.astype(np.float64), log_softmax(logits)).sum())
+        return total / self.num_tokens
+
+    def _logits(self, model: Mixed, label: str) -> Iterator[npt.NDArray[np.float32]]:
+        assert self._folder is not None, "measured inside of opened()"
+        plan = self._folder / "model.plan"
+        plan.unlink(missing_ok=True)
+        compile_cpu(model.spec, model.weights, model.recipe, self._limits, plan)
+        for piece in PlanRunner(plan, self._limits, label, self._num_threads).run(self._runs):
+            yield piece.logits
+
+
+def _limits(spec: DecoderSpec) -> Limits:
+    return make_limits(
+        spec.max_position_embeddings, max_seq_len=min(WINDOW_TOKENS, spec.max_position_embeddings)
+    )
+
+
+def _tell_nobody(what: str, phase: str, done: int, total: int) -> None:
+    pass
