@@ -44,6 +44,7 @@ KV_WRITE_STARTS = "kv_write_starts"  # [NB] int32
 DOMAIN = "trt"
 ATTENTION = "TRT_Attention"
 KV_CACHE_UPDATE = "TRT_KVCacheUpdate"
+FP4_DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
 
 @dataclasses.dataclass(frozen=True)

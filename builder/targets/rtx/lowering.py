@@ -8,7 +8,8 @@ TensorRT-RTX has no packed attention and no plugins, so plansmith::PagedAttentio
     q [T, H*D] -> Mul scale -> Reshape, Transpose [B, H, S, D]
     TRT_Attention(q, k, v, mask, kv_lens) -> Transpose, Reshape [T, H*D]
 
-TRT_Attention has no soft cap; with one, the attention is MatMul, Div, Tanh, Mul, Softmax, MatMul.
+TRT_Attention has no soft cap; with one, the attention is MatMul, Div, Tanh, Mul, Softmax, MatMul. What becomes of
+quantized weights and rounded inputs is in products.py.
 
 The causal mask is an explicit boolean one by default. TRT_Attention's own `lower_right` is anchored at
 "s_kv - s_q", and its documents do not say whether s_kv is then the padded length or kv_lengths; with S = 1 the two
@@ -28,6 +29,7 @@ from ....runtime.errors import InvalidArgumentError
 from ...graph import contract as graph_contract
 from . import contract
 from .pen import Pen
+from .products import lower_products
 from .step_values import StepValues
 
 Causal = Literal["mask", "lower_right"]
@@ -123,6 +125,7 @@ class _Lowering(Pen):
         for node in attentions:
             self.graph.remove(node, safe=True)
         self._set_inputs()
+        lower_products(self)
 
     def _set_inputs(self) -> None:
         c, inputs = graph_contract, self.inputs
@@ -162,14 +165,7 @@ class _Lowering(Pen):
             "Reshape", [out, self.ints([-1, layer.heads * layer.head_dim])], f"{name}/flat", q.dtype
         )
         for old, new in zip(node.outputs, (out, k_out, v_out), strict=True):
-            self._replace(old, new)
-
-    def _replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Put `new` in place of `old` under the same name, as graph output too."""
-        new.shape, new.type = old.shape, old.type
-        name, old.name = old.name, f"{old.name}/replaced"
-        new.name = name
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            self.replace(old, new)
 
     def _update_and_read(
         self, layer: _Layer, rows: ir.Value, pool: ir.Value, name: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 Attr = str | int | float | Sequence[int]
@@ -30,6 +32,10 @@ class Pen:
         """A zero of the compute type."""
         return self.const("zero", np.array(0, self.compute.numpy()))
 
+    def number(self, number: float) -> ir.Value:
+        """A float32 scalar."""
+        return self.const(f"float.{number!r}", np.array(number, np.float32))
+
     def const(self, name: str, array: np.ndarray) -> ir.Value:
         """A small initializer, made once."""
         name = f"rtx/{name}"
@@ -40,6 +46,41 @@ class Pen:
             self.graph.register_initializer(value)
             self._made[name] = value
         return self._made[name]
+
+    def derived(
+        self,
+        name: str,
+        dtype: ir.DataType,
+        shape: ir.Shape | None,
+        source: ir.Value,
+        change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    ) -> ir.Value:
+        """An initializer computed from another's data when it is written, made once."""
+        name = f"rtx/{name}"
+        if name not in self._made:
+            tensor = source.const_value
+            assert tensor is not None and shape is not None
+
+            def read() -> ir.TensorProtocol:
+                return ir.Tensor(change(tensor.numpy()).astype(dtype.numpy()), name=name)
+
+            value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
+            value.const_value = ir.LazyTensor(read, dtype=dtype, shape=shape, name=name)
+            self.graph.register_initializer(value)
+            self._made[name] = value
+        return self._made[name]
+
+    def cast(self, x: ir.Value, name: str, dtype: ir.DataType | None = None) -> ir.Value:
+        """Return x in a type, by default the compute type; x itself where it has that."""
+        dtype = dtype or self.compute
+        return x if x.dtype == dtype else self.node("Cast", [x], name, dtype, to=int(dtype))
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Put `new` in place of `old` under the same name, as graph output too."""
+        new.shape, new.type = old.shape, old.type
+        name, old.name = old.name, f"{old.name}/replaced"
+        new.name = name
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
     def once(
         self, name: str, op_type: str, inputs: Sequence[ir.Value], dtype: ir.DataType, **attrs: Attr
@@ -66,3 +107,19 @@ class Pen:
         )
         self.graph.insert_before(self.anchor, node)
         return out
+
+    def nodes(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value],
+        name: str,
+        dtypes: Sequence[ir.DataType],
+        *,
+        domain: str,
+        **attrs: Attr,
+    ) -> list[ir.Value]:
+        """Add a node before the anchor and return its outputs, "<name>/out0" and on."""
+        outs = [ir.Value(name=f"{name}/out{i}", type=ir.TensorType(kind)) for i, kind in enumerate(dtypes)]
+        node = ir.node(op_type, inputs=list(inputs), attributes=attrs, domain=domain, outputs=outs, name=name)
+        self.graph.insert_before(self.anchor, node)
+        return outs

@@ -1,13 +1,15 @@
-"""TensorRT's two ops in numpy, and a session that runs a lowered graph with them: the same steps a GPU would run.
+"""TensorRT's ops in numpy, and a session that runs a lowered graph with them: the same steps a GPU would run.
 
-The ops follow NVIDIA's published schemas (parsers/onnx custom operators: TRT_Attention, TRT_KVCacheUpdate), are as
-strict as those are silent, and never hide padding: pools start as NaN and a row that may see nothing gives NaN.
+The ops follow NVIDIA's published schemas (parsers/onnx custom operators: TRT_Attention, TRT_KVCacheUpdate,
+TRT_FP4DynamicQuantize), are as strict as those are silent, and never hide padding: pools start as NaN and a row that
+may see nothing gives NaN.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -92,12 +94,35 @@ class TRT_Attention(OpRun):
             return ((weights / weights.sum(axis=-1, keepdims=True) @ v).astype(q.dtype),)
 
 
+class TRT_FP4DynamicQuantize(OpRun):
+    """Codes and scales of blocks: scale = e4m3(max|x| / (6 * outer)), code = e2m1(x / (scale * outer))."""
+
+    op_domain = contract.DOMAIN
+
+    def _run(
+        self, x: Any, outer: Any, axis: Any = None, block_size: Any = None, scale_type: Any = None
+    ) -> tuple[Any, Any]:
+        assert (axis, block_size, scale_type) == (-1, 16, onnx.TensorProto.FLOAT8E4M3FN)
+        assert x.dtype in (np.float32, np.float16, ml_dtypes.bfloat16) and outer.shape == ()
+        rows, columns = x.shape
+        blocks = x.astype(np.float32).reshape(rows, columns // 16, 16)
+        outer = np.float32(outer)
+        top = np.abs(blocks).max(axis=2) / (np.float32(6) * outer)
+        scales = np.minimum(top, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        width = scales.astype(np.float32)[..., None] * outer
+        ratio = np.divide(blocks, width, out=np.zeros_like(blocks), where=width != 0)
+        codes = np.clip(ratio, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+        return codes.reshape(rows, columns), scales
+
+
 class NumpySession:
     """A lowered graph with its pools, run step by step by the ONNX reference evaluator."""
 
     def __init__(self, lowered: ir.Model, num_blocks: int) -> None:
         proto = ir.to_proto(lowered)
-        self._run = ReferenceEvaluator(proto, new_ops=[TRT_KVCacheUpdate, TRT_Attention])
+        self._run = ReferenceEvaluator(
+            proto, new_ops=[TRT_KVCacheUpdate, TRT_Attention, TRT_FP4DynamicQuantize]
+        )
         self.num_blocks = num_blocks
         self.pools: dict[str, Any] = {}
         for value in lowered.graph.inputs:

@@ -1,0 +1,244 @@
+"""Quantized products, in the forms that TensorRT-RTX 1.7 computes rightly.
+
+The listing inside its plans shows what it makes of DequantizeLinear(x) @ DequantizeLinear(w): one product of codes, the
+scales behind it. That is what we want, but it gives three kinds of wrong numbers:
+
+* With a scale an output (or a scale a token), the sums of codes leave the product in the type of the MatMul before any
+  scale has met them: float16 ends at 65504, which 300 products of INT8 codes pass. So such a MatMul is float32.
+* With scales a group of a weight's inputs, it multiplies whole sums by the first group's scales. So an input that meets
+  such a weight passes a Min with the largest code, which changes no number and ends the pattern: the product is one of
+  floats, over the same rounded numbers.
+* The divisor of a static scale is inverted in the compute type: 1 / s of float16 is infinite below 1.6e-5. So inputs
+  are divided in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...scheme import FP4_GROUP
+from .pen import Pen
+from .rounded_inputs import RoundedInput, RoundedInputs
+
+Array = npt.NDArray[Any]
+
+_F32, _I4, _U4 = ir.DataType.FLOAT, ir.DataType.INT4, ir.DataType.UINT4
+_FORMATS = {
+    ir.DataType.INT8: "int8",
+    _I4: "int4",
+    _U4: "int4",
+    ir.DataType.FLOAT8E4M3FN: "fp8",
+    ir.DataType.FLOAT4E2M1: "fp4",
+}
+_MIDDLE = 8  # codes of UINT4 less this are INT4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """What stands behind the weight of a product.
+
+    format : of what the product would meet: fp8 behind the FP8 grid
+    is_whole, is_grouped : one scale for all; scales by groups of inputs. Neither: one an output
+    grid : the nodes QuantizeLinear and DequantizeLinear of the FP8 grid
+    """
+
+    dequantize: ir.Node
+    format: str
+    is_whole: bool
+    is_grouped: bool
+    grid: tuple[ir.Node, ir.Node] | None = None
+
+    @property
+    def codes(self) -> ir.Value:
+        return _input(self.dequantize, 0)
+
+    @property
+    def scale(self) -> ir.Value:
+        return _input(self.dequantize, 1)
+
+
+def lower_products(pen: Pen) -> None:
+    """Rewrite the products of a graph of build_graph that have a quantized weight or a rounded input."""
+    _Products(pen).run()
+
+
+class _Products:
+    def __init__(self, pen: Pen) -> None:
+        self.pen = pen
+        self.inputs = RoundedInputs(pen)
+        self._sums: dict[tuple[ir.Value, int], ir.Value] = {}
+
+    def run(self) -> None:
+        replaced: list[ir.Node] = []
+        for node in [n for n in self.pen.graph if n.op_type == "MatMul"]:
+            self.pen.anchor = node
+            weight = _weight(_input(node, 1))
+            x = self.inputs.find(_input(node, 0))
+            out = self._product(node, x, weight)
+            if out is not None:
+                self.pen.replace(node.outputs[0], out)
+                replaced.append(node)
+        for node in replaced:
+            self.pen.graph.remove(node, safe=True)
+        remove_unread(self.pen.graph)
+
+    def _product(self, node: ir.Node, x: RoundedInput | None, weight: _Weight | None) -> ir.Value | None:
+        """Return what takes the place of a MatMul; None where it stays."""
+        name = str(node.name)
+        if x is not None and weight is not None and self._meets_as_codes(x, weight):
+            return self._product_of_codes(name, x, weight)
+        if x is None and (weight is None or (weight.codes.dtype != _U4 and weight.format != "fp4")):
+            return None
+        plain = _input(node, 0) if x is None else self.inputs.rounded(x)
+        if weight is None:
+            return self.pen.node("MatMul", [plain, _input(node, 1)], f"{name}/plain", self.pen.compute)
+        if weight.codes.dtype == _U4:
+            return self._with_zero_points(name, plain, weight)
+        if weight.format == "fp4":
+            matrix = self.pen.cast(self._fp4_weight(weight), f"{weight.dequantize.name}/to_compute")
+        else:
+            matrix = weight.grid[1].outputs[0] if weight.grid else weight.dequantize.outputs[0]
+        return self.pen.node("MatMul", [plain, matrix], f"{name}/plain", self.pen.compute)
+
+    def _meets_as_codes(self, x: RoundedInput, weight: _Weight) -> bool:
+        return x.format == weight.format and x.has_row_scales and not weight.is_grouped
+
+    def _product_of_codes(self, name: str, x: RoundedInput, weight: _Weight) -> ir.Value:
+        pen = self.pen
+        # A single factor is applied inside the product, which may then be of the compute type.
+        if x.is_static and weight.is_whole:
+            values = [self.inputs.static(x, pen.compute), self._scaled(weight, pen.compute)]
+            return pen.node("MatMul", values, f"{name}/codes", pen.compute)
+        matrix = self._scaled(weight, _F32)
+        if x.is_static:
+            y = pen.node("MatMul", [self.inputs.static(x, _F32), matrix], f"{name}/codes", _F32)
+        else:
+            codes, scale = self.inputs.by_row(x)
+            y = pen.node("MatMul", [codes, matrix], f"{name}/codes", _F32)
+            y = pen.node("Mul", [y, scale], f"{name}/scaled", _F32)
+        return pen.cast(y, f"{name}/to_compute")
+
+    def _scaled(self, weight: _Weight, dtype: ir.DataType) -> ir.Value:
+        """Return a weight of one scale for all, or one an output, in a type."""
+        pen, node = self.pen, weight.dequantize
+        name = str(node.name)
+        if weight.grid is None:
+            return self._dequantize(
+                node, weight.codes, self._scale(weight.scale, dtype), f"{name}/rtx", dtype
+            )
+        quantize, dequantize = weight.grid
+        w = self._dequantize(node, weight.codes, self._scale(weight.scale, _F32), f"{name}/rtx", _F32)
+        grid, zero = _input(quantize, 1), _input(quantize, 2)
+        codes = pen.node(
+            "QuantizeLinear", [w, self._scale(grid, _F32), zero], f"{quantize.name}/rtx", zero.dtype
+        )
+        return pen.node(
+            "DequantizeLinear", [codes, self._scale(grid, dtype), zero], f"{dequantize.name}/rtx", dtype
+        )
+
+    def _dequantize(
+        self, like: ir.Node, codes: ir.Value, scale: ir.Value, name: str, dtype: ir.DataType
+    ) -> ir.Value:
+        attributes: dict[str, Any] = {key: like.attributes[key].as_int() for key in like.attributes}
+        return self.pen.node("DequantizeLinear", [codes, scale], name, dtype, **attributes)
+
+    def _scale(self, scale: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Return a constant scale in a type."""
+        if scale.dtype == dtype:
+            return scale
+        return self.pen.derived(f"{scale.name}/{dtype.name.lower()}", dtype, scale.shape, scale, _same)
+
+    def _fp4_weight(self, weight: _Weight) -> ir.Value:
+        """Return an FP4 weight in float32, so that the factor on its blocks' scales is not rounded."""
+        blocks = weight.scale.producer()
+        assert blocks is not None
+        outer = self._scale(_input(blocks, 1), _F32)
+        scale = self.pen.node("DequantizeLinear", [_input(blocks, 0), outer], f"{blocks.name}/rtx", _F32)
+        name = f"{weight.dequantize.name}/rtx"
+        return self.pen.node(
+            "DequantizeLinear", [weight.codes, scale], name, _F32, axis=0, block_size=FP4_GROUP
+        )
+
+    def _with_zero_points(self, name: str, x: ir.Value, weight: _Weight) -> ir.Value:
+        """(code - zero) * scale = (code - 8) * scale + (8 - zero) * scale, whose second part is one row a group."""
+        pen, node = self.pen, weight.dequantize
+        shape, scale, zero = weight.codes.shape, weight.scale, _input(node, 2)
+        assert shape is not None and scale.shape is not None
+        rows, outputs = int(shape[0]), int(shape[1])  # type: ignore[arg-type]
+        group = node.attributes.get_int("block_size", rows)
+        codes = pen.derived(f"{weight.codes.name}/signed", _I4, shape, weight.codes, _signed)
+        y = self._dequantize(node, codes, scale, f"{node.name}/rtx", pen.compute)
+        y = pen.node("MatMul", [x, y], f"{name}/codes", pen.compute)
+
+        def correction(zeros: Array) -> Array:
+            scales = scale.const_value
+            assert scales is not None
+            left = _MIDDLE - zeros.astype(np.float32)
+            return (left * scales.numpy().astype(np.float32)).reshape(-1, outputs)
+
+        dims = ir.Shape((rows // group, outputs))
+        rest = pen.derived(f"{weight.codes.name}/correction", pen.compute, dims, zero, correction)
+        z = pen.node("MatMul", [self._group_sums(x, rows, group), rest], f"{name}/zeros", pen.compute)
+        return pen.node("Add", [y, z], f"{name}/with_zeros", pen.compute)
+
+    def _group_sums(self, x: ir.Value, columns: int, group: int) -> ir.Value:
+        """Return the sums of x [T, K] over groups of columns, [T, K / group], made once for all that read x."""
+        if (x, group) not in self._sums:
+            pen, name = self.pen, f"{x.name}/sums.{group}"
+            wide = pen.cast(x, f"{name}/f32", _F32)
+            wide = pen.node(
+                "Reshape", [wide, pen.ints([-1, columns // group, group])], f"{name}/groups", _F32
+            )
+            sums = pen.node("ReduceSum", [wide, pen.ints([-1])], name, _F32, keepdims=0)
+            self._sums[x, group] = pen.cast(sums, f"{name}/to_compute")
+        return self._sums[x, group]
+
+
+def _weight(value: ir.Value) -> _Weight | None:
+    """Return what a product's weight is made of; None for one of floats or a transposed table."""
+    node = value.producer()
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    quantize = _input(node, 0).producer()
+    if quantize is not None:
+        inner = _weight(_input(quantize, 0))
+        assert inner is not None
+        return _Weight(inner.dequantize, "fp8", is_whole=True, is_grouped=False, grid=(quantize, node))
+    codes, scale = _input(node, 0), _input(node, 1)
+    assert codes.dtype is not None and scale.shape is not None
+    return _Weight(
+        node,
+        _FORMATS[codes.dtype],
+        is_whole=scale.shape.rank() == 0,
+        is_grouped="block_size" in node.attributes,
+    )
+
+
+def remove_unread(graph: ir.Graph) -> None:
+    """Remove the nodes and initializers that nothing reads any more."""
+    for node in reversed(list(graph)):
+        if not any(out.uses() or out.is_graph_output() for out in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]
+
+
+def _input(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    assert value is not None
+    return value
+
+
+def _same(values: Array) -> Array:
+    return values
+
+
+def _signed(codes: Array) -> Array:
+    signed: Array = codes.astype(np.int8) - np.int8(_MIDDLE)
+    return signed

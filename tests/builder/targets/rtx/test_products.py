@@ -1,0 +1,75 @@
+"""Quantized products as TensorRT-RTX is given them, run in numpy: the reference's logits come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+from plansmith.builder.batch import BatchPlanner, PlannedStep
+from plansmith.builder.graph import build_graph
+from plansmith.builder.precision import of_checkpoint
+from plansmith.builder.scheme import ROW, WHOLE, Scheme
+from plansmith.builder.targets.reference import ReferenceSession
+from plansmith.builder.targets.rtx import lowering
+from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
+from rtx_models import LIMITS
+from rtx_numpy import NumpySession
+
+SPEC = quantized_spec(num_layers=1, layers=quantized_spec().layers[:1])
+BLOCKS = 24
+ODD = {
+    "int4_fp8_static": Scheme("int4", 32, input="fp8", input_group=WHOLE),
+    "int8_groups_static": Scheme("int8", 32, input="int8", input_group=WHOLE),
+    "int4_zeros_int8_rows": Scheme("int4", 32, zero_points=True, input="int8", input_group=ROW),
+    "w4a8_rows": Scheme("int4", 32, input="fp8", input_group=ROW, fp8_grid=True),
+    "fp8_channels_static": Scheme("fp8", ROW, input="fp8", input_group=WHOLE),
+    "fp8_rows_whole": Scheme("fp8", WHOLE, input="fp8", input_group=ROW),
+}
+ALL = SCHEMES | ODD
+
+
+def graph_of(name: str, compute: str = "float32", **fields: Any) -> ir.Model:
+    held = quantization(SPEC, ALL[name], **fields)
+    weights = RandomQuantizedWeights(SPEC, held)
+    return build_graph(SPEC, weights, of_checkpoint(held, "float32"), LIMITS, compute=compute)
+
+
+def steps() -> list[PlannedStep]:
+    rng = np.random.default_rng(7)
+    seqs = [rng.integers(3, SPEC.vocab_size, n).tolist() for n in (19, 9, 1)]
+    planner = BatchPlanner(
+        seqs, num_blocks=BLOCKS, tokens_per_block=8, max_blocks_per_seq=8, max_num_tokens=16, max_batch_size=4
+    )
+    return list(planner)
+
+
+def apart(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
+    """Return the root mean square of the difference, as a share of the logits' own."""
+    return float(np.sqrt(np.square(found - wanted).mean() / np.square(wanted).mean()))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_lowered_products_give_the_reference_s_logits(name: str) -> None:
+    graph = graph_of(name)
+    session, reference = NumpySession(lowering.lower(graph), BLOCKS), ReferenceSession(graph, BLOCKS)
+    shares = [apart(session.step(s.batch), reference.step(s.batch)) for s in steps()]
+    # Both compute in float32, so most steps agree to rounding; a sum in another order may move a code to its neighbour,
+    # after which rounding noise of that format is between them. A wrong scale gives about 100 %.
+    rounds = ALL[name].input != "float"
+    assert np.median(shares) < 1e-5, shares
+    assert max(shares) < (0.1 if rounds else 1e-5), shares
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["int8_rows", "int8_sq", "fp8", "fp8_blocks", "int4_awq_zeros", "w4a8", "nvfp4"]
+)
+def test_half_precision_stays_near_the_reference(name: str, compute: str) -> None:
+    session = NumpySession(lowering.lower(graph_of(name, compute)), BLOCKS)
+    reference = ReferenceSession(graph_of(name), BLOCKS)
+    shares = [apart(session.step(s.batch).astype(np.float32), reference.step(s.batch)) for s in steps()]
+    # Activations rounded to 11 or 8 bits move many codes to a neighbour; a wrong scale gives about 100 %.
+    assert np.mean(shares) < {"float16": 0.1, "bfloat16": 0.3}[compute], shares
