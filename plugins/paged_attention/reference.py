@@ -82,11 +82,13 @@ def quantize_kv(x: AnyFloat, scale: float, kv: Literal["float", "fp8", "int8"]) 
         return x
     y = x.astype(np.promote_types(x.dtype, np.float32)) / np.float32(scale)
     if kv == "int8":
-        return np.clip(np.rint(y), -128.0, 127.0)
+        whole: AnyFloat = np.clip(np.rint(y), -128.0, 127.0)
+        return whole
     y = np.clip(y, -448.0, 448.0)
     # A number of 2^e has 3 bits behind its first; below 2^-6 the steps stay 2^-9.
     step = np.exp2(np.maximum(np.frexp(y)[1] - 1, -6) - 3).astype(y.dtype)
-    return np.rint(y / step) * step
+    rounded: AnyFloat = np.rint(y / step) * step
+    return rounded
 
 
 def _gather(pool: Pool, blocks: IntArray, length: int) -> FloatArray:
