@@ -88,6 +88,9 @@ def read_fp8(data: Mapping[str, Any], where: str) -> Reader:
             f"kv_cache_scheme is {config.raw('kv_cache_scheme')!r}, which is read of compressed-tensors and ModelOpt "
             "alone; convert the checkpoint to one of those"
         )
+    if names(config, "modules_to_convert"):
+        raise config.error("modules_to_convert is set, only linear layers are read quantized; save it without")
+    config.use("expert_dtype")  # of mixtures of experts, which are refused as such
     skipped = names(config, "modules_to_not_convert", "ignored_layers")
     finish(config)
     return Fp8Reader(where, None if block is None else (block[0], block[1]), scheme == "static", skipped)
