@@ -48,15 +48,15 @@ class Work:
 
 
 @contextlib.contextmanager
-def replacing(out_dir: pathlib.Path) -> Iterator[Work]:
+def replacing(out_dir: pathlib.Path, marker: str = MANIFEST_NAME) -> Iterator[Work]:
     """Give a fresh directory that takes the place of out_dir when the block ends without an error.
 
-    out_dir : may be absent, empty, or an engine directory, which is replaced in one step (programs that have it open
-        keep what they opened). Anything else is refused: nothing but engines is ever deleted.
+    out_dir : may be absent, empty, or a directory that has `marker`, which is replaced in one step (programs that have
+        it open keep what they opened). Anything else is refused: nothing but what we made is ever deleted.
     raises InvalidArgumentError for a destination that cannot be, BuildError while another build holds it,
         OutOfMemoryError when the disk is full. After an error or a kill, out_dir is as it was.
     """
-    out_dir = destination(out_dir)
+    out_dir = destination(out_dir, marker)
     work = Work(out_dir.parent / f"{_prefix(out_dir)}{os.getpid()}.new")
     with _parents(out_dir), _disk_errors(work), _lock(out_dir):
         _clean(out_dir)
@@ -106,13 +106,13 @@ def _no_space(work: Work, why: str) -> OutOfMemoryError:
     )
 
 
-def destination(out_dir: pathlib.Path) -> pathlib.Path:
+def destination(out_dir: pathlib.Path, marker: str = MANIFEST_NAME) -> pathlib.Path:
     """Return out_dir as an absolute path; InvalidArgumentError when no engine can go there. Nothing is made."""
     out_dir = pathlib.Path(os.path.abspath(out_dir))  # noqa: PTH100 - realpath would follow the last link too early
     try:
         out_dir = pathlib.Path(os.path.realpath(out_dir)) if out_dir.is_symlink() else out_dir
         str(out_dir).encode()
-        _check_destination(out_dir)
+        _check_destination(out_dir, marker)
     except UnicodeEncodeError:
         raise InvalidArgumentError(f"the path {str(out_dir)!r} is not UTF-8; give another -o") from None
     except OSError as error:
@@ -120,7 +120,7 @@ def destination(out_dir: pathlib.Path) -> pathlib.Path:
     return out_dir
 
 
-def _check_destination(out_dir: pathlib.Path) -> None:
+def _check_destination(out_dir: pathlib.Path, marker: str) -> None:
     if out_dir.is_symlink():
         raise InvalidArgumentError(f"{out_dir} is a symbolic link that leads to itself; give another -o")
     if out_dir.exists() and not out_dir.is_dir():
@@ -132,9 +132,9 @@ def _check_destination(out_dir: pathlib.Path) -> None:
                 f"{out_dir} is a mount point, which cannot be swapped in one step; give a directory inside it: "
                 f"-o {out_dir / 'engine'}"
             )
-        if any(out_dir.iterdir()) and not (out_dir / MANIFEST_NAME).is_file():
+        if any(out_dir.iterdir()) and not (out_dir / marker).is_file():
             raise InvalidArgumentError(
-                f"{out_dir} holds files but no {MANIFEST_NAME}, so it is no engine and is not replaced; give a new or "
+                f"{out_dir} holds files but no {marker}, so it was not made here and is not replaced; give a new or "
                 "an empty directory with -o"
             )
     parent = next(path for path in out_dir.parents if path.exists() or path.is_symlink())

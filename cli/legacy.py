@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..runtime.errors import InvalidArgumentError
 
@@ -171,10 +171,16 @@ def normalize(words: Sequence[str]) -> list[str]:
     return result
 
 
-def translate(words: Sequence[str]) -> list[str]:
-    """Return the words of `plansmith build` without the legacy flags; a note on stderr for each that is dropped.
+def translate(
+    words: Sequence[str],
+    flags: Mapping[str, Legacy] = FLAGS,
+    renamed: Mapping[str, str] = RENAMED,
+    program: str = "trtllm-build",
+) -> list[str]:
+    """Return the words of a command without the legacy flags; a note on stderr for each that is dropped.
 
     words : as typed, with dashes or underscores; what is kept stays as typed
+    flags, renamed, program : those of the command, and whose they were; the default is `plansmith build`
     raises InvalidArgumentError for a flag whose effect cannot be had, naming what to use instead.
     """
     kept: list[str] = []
@@ -184,21 +190,21 @@ def translate(words: Sequence[str]) -> list[str]:
             return [*kept, word, *rest]
         typed, equals, value = word.partition("=")
         name = normalize([typed])[0]
-        if name in RENAMED:
-            kept.append(RENAMED[name] + equals + value)
-        elif name in FLAGS:
-            flag = FLAGS[name]
+        if name in renamed:
+            kept.append(renamed[name] + equals + value)
+        elif name in flags:
+            flag = flags[name]
             shown = word
             if flag.takes_value and not equals:
                 value = next(rest, "")
                 shown = f"{word} {value}".rstrip()
-            _judge(shown, value, flag)
+            _judge(shown, value, flag, program)
         else:
             kept.append(word)
     return kept
 
 
-def _judge(shown: str, value: str, flag: Legacy) -> None:
+def _judge(shown: str, value: str, flag: Legacy, program: str) -> None:
     if flag.harmless is not None and value not in flag.harmless:
-        raise InvalidArgumentError(f"{shown} of trtllm-build is not available: {flag.note}")
+        raise InvalidArgumentError(f"{shown} of {program} is not available: {flag.note}")
     print(f"plansmith: note: {shown} is ignored: {flag.note}", file=sys.stderr)

@@ -1,0 +1,41 @@
+"""Keeps what torch, transformers and ModelOpt say out of our output; what they raise goes through."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+
+_LOGGERS = ("transformers", "modelopt", "torch", "accelerate", "huggingface_hub")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings, logs and prints of the libraries inside the block; PLANSMITH_TRACEBACK=1 lets them through.
+
+    Not for threads that print at the same time: standard output is redirected, standard error is not, and progress
+    goes there.
+    """
+    if os.environ.get("PLANSMITH_TRACEBACK") == "1":
+        yield
+        return
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    bars = os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"), os.environ.get("TQDM_DISABLE")
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = os.environ["TQDM_DISABLE"] = "1"
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            for name in _LOGGERS:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        for name, value in zip(("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"), bars, strict=True):
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
