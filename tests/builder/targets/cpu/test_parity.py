@@ -7,14 +7,14 @@ and groups are right. Rounded activations: the core is the plan in numpy. What i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pytest
+from mixed_steps import BLOCK, NUM_BLOCKS, row_errors, run, sequences
 from plan_interpreter import PlanInterpreter
-from plansmith.builder.batch import BatchPlanner, PlannedStep, StepBatch
+from plansmith.builder.batch import StepBatch
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
@@ -30,48 +30,7 @@ FLOAT_TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order gi
 # of that token and its followers by up to a hundredth. It happens to one token in some hundred, so the sequences of
 # that comparison are short, and most rows must agree as floats do.
 ROUNDED_TOLERANCE, ROUNDED_ROWS = 5e-2, 0.25
-LENGTHS = (60, 17, 5, 30, 1, 24)
 SHORT_LENGTHS = (10,) * 14
-NUM_BLOCKS, BLOCK = 20, 8
-
-
-class Session(Protocol):
-    def step(self, batch: StepBatch) -> np.ndarray: ...
-
-
-def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    rng = np.random.default_rng(11)
-    return [rng.integers(3, VOCAB_SIZE, n).tolist() for n in lengths]
-
-
-def steps(lengths: tuple[int, ...], seed: int) -> Iterator[PlannedStep]:
-    return iter(
-        BatchPlanner(
-            sequences(lengths),
-            num_blocks=NUM_BLOCKS,
-            tokens_per_block=BLOCK,
-            max_blocks_per_seq=8,
-            max_num_tokens=24,
-            max_batch_size=4,
-            seed=seed,
-        )
-    )
-
-
-def run(session: Session, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
-    """Return each sequence's logits [tokens, V], fed in mixed steps."""
-    out = [np.full((n, VOCAB_SIZE), np.nan, np.float32) for n in lengths]
-    for step in steps(lengths, seed):
-        for row, (seq, position) in zip(session.step(step.batch), step.rows, strict=True):
-            out[seq][position] = row
-    return out
-
-
-def row_errors(got: list[np.ndarray], wanted: list[np.ndarray]) -> np.ndarray:
-    """Return each row's largest difference over the largest logit of all; a NaN counts as infinite."""
-    scale = max(float(np.abs(w).max()) for w in wanted)
-    errors = np.concatenate([np.abs(g - w).max(1) for g, w in zip(got, wanted, strict=True)]) / scale
-    return np.where(np.isnan(errors), np.inf, errors)
 
 
 def compiled(checkpoint_path: Path, recipe: Precision, out: Path) -> Path:

@@ -1,0 +1,336 @@
+"""What comes before a product in the program: factors and rounding, shared, in place or left to the product."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from plan_interpreter import PlanInterpreter
+from plansmith.builder.batch import BatchPlanner
+from plansmith.builder.graph import build_graph
+from plansmith.builder.limits import make_limits
+from plansmith.builder.precision import of_checkpoint
+from plansmith.builder.scheme import FLOAT, Quantization, QuantizedInput, QuantizedWeight, Scheme
+from plansmith.builder.scheme import KvFormat as PoolFormat
+from plansmith.builder.targets.cpu.compile import header_fields
+from plansmith.builder.targets.cpu.lowering import lower
+from plansmith.builder.targets.cpu.plan_file import (
+    KvFormat,
+    LinearInput,
+    Op,
+    OpCode,
+    Program,
+    RoundFormat,
+    SlotRows,
+)
+from plansmith.builder.targets.cpu.plan_writer import write_plan
+from plansmith.runtime.errors import BuildError
+from quantized_weights import SCHEMES, RandomQuantizedWeights, linear_layers, quantization, quantized_spec
+
+Change = Callable[[ir.Model], None]
+
+FLOAT_IN, ROW, GROUP, STATIC = LinearInput
+
+
+def graph_of(
+    schemes: dict[str, Scheme] | Scheme,
+    weights: type[RandomQuantizedWeights] = RandomQuantizedWeights,
+    kv: PoolFormat = "float",
+) -> tuple[ir.Model, dict[str, int]]:
+    """Return the graph of schemes by unit ("q", "down", ...), or of one for all, and the plan's header."""
+    spec = quantized_spec()
+    if isinstance(schemes, Scheme):
+        held = quantization(spec, schemes, kv=kv)
+    else:
+        named = {name: schemes.get(name.rpartition(".")[2], FLOAT) for name in linear_layers(spec)}
+        held = Quantization("mixed", "tests", tuple((n, s) for n, s in named.items() if s != FLOAT))
+    limits = make_limits(spec.max_position_embeddings, max_num_tokens=64)
+    model = build_graph(spec, weights(spec, held), of_checkpoint(held, "float32"), limits)
+    return model, header_fields(spec, limits)
+
+
+def program_of(*args: Any, **fields: Any) -> Program:
+    return lower(*graph_of(*args, **fields))
+
+
+def layer(program: Program, number: int = 0) -> list[str]:
+    """Return the ops of a layer, or what concerns its products."""
+    known = ("LINEAR", "ROUND_INPUT", "MUL_VECTOR")
+    return [
+        f"{op.code.name} {op.name.removeprefix(f'layers.{number}.')}"
+        for op in program.ops
+        if op.name.startswith(f"layers.{number}.") and op.code.name in known
+    ]
+
+
+def by_name(program: Program) -> dict[str, Op]:
+    return {op.name: op for op in program.ops}
+
+
+# name of a scheme: how products take their input, the group size of their tensors, format and group of rounding
+KINDS: dict[str, tuple[LinearInput, int, tuple[RoundFormat, int] | None]] = {
+    "int8_wo": (FLOAT_IN, 0, None),
+    "int8_groups": (FLOAT_IN, 32, None),
+    "int4_32": (FLOAT_IN, 32, None),
+    "int4_64": (FLOAT_IN, 64, None),
+    "int4_128": (FLOAT_IN, 128, None),
+    "int4_outputs": (FLOAT_IN, 0, None),
+    "int4_zeros": (FLOAT_IN, 32, None),
+    "int4_awq": (FLOAT_IN, 32, None),
+    "int4_awq_zeros": (FLOAT_IN, 64, None),
+    "int8_sq": (STATIC, 0, None),
+    "int8_static": (STATIC, 0, None),
+    "int8_rows": (ROW, 0, None),
+    "int8_row_groups": (GROUP, 32, None),
+    "int4_int8_rows": (ROW, 32, None),
+    "int4_int8_groups": (GROUP, 32, None),
+    "fp8_wo": (FLOAT_IN, 0, None),
+    "fp8": (FLOAT_IN, 0, (RoundFormat.F8, -1)),
+    "fp8_rows": (FLOAT_IN, 0, (RoundFormat.F8, 0)),
+    "fp8_blocks": (FLOAT_IN, 32, (RoundFormat.F8, 32)),
+    "fp8_blocks_128": (FLOAT_IN, 128, (RoundFormat.F8, 128)),
+    "w4a8": (FLOAT_IN, 0, (RoundFormat.F8, -1)),
+    "nvfp4_wo": (FLOAT_IN, 16, None),
+    "nvfp4": (FLOAT_IN, 16, (RoundFormat.F4, 16)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_products_share_what_comes_before_them(name: str) -> None:
+    scheme, (kind, group, rounding) = SCHEMES[name], KINDS[name]
+    program = program_of(scheme)
+    wanted = []
+    for first, product in (("q", "q|k|v"), ("o", "o"), ("gate", "gate|up"), ("down", "down")):
+        wanted += [f"MUL_VECTOR {first}/pre_scale"] if scheme.pre_scale else []
+        if rounding:
+            wanted += [f"ROUND_INPUT {first}/{'input_q' if rounding[1] == -1 else 'round'}"]
+        wanted += [f"LINEAR {product}"]
+    assert layer(program) == layer(program, 1) == wanted
+    calibrated = RandomQuantizedWeights(quantized_spec(), quantization(quantized_spec(), scheme))
+    scale = np.float32(calibrated.quantized_input("layers.0.k.weight").scale)
+    op = by_name(program)["layers.0.q|k|v"]
+    assert op.i[1] == kind and program.tensors[op.tensors[0]].group_size == group
+    assert op.f == (pytest.approx(scale) if kind is STATIC else 0.0,)
+    for op in program.ops:
+        if op.code is OpCode.ROUND_INPUT:
+            assert rounding is not None and op.i[1:] == rounding
+    if rounding is not None:
+        found = by_name(program)[f"layers.0.q/{'input_q' if rounding[1] == -1 else 'round'}"]
+        assert found.i[0] == 128 and found.f == (pytest.approx(scale) if scheme.is_static else 1.0,)
+
+
+def test_only_what_all_products_can_round_is_left_to_them() -> None:
+    rows = Scheme("int8", input="int8", input_group=0)
+    coarse = Scheme("int8", 32, input="int8", input_group=64)  # one input scale for two of the weight's
+    fine = Scheme("int4", 64, input="int8", input_group=32)
+    whole = Scheme("int4", 32, input="int8", input_group=128)  # all columns of q's input
+    zeros = Scheme("int4", 32, zero_points=True, input="int8", input_group=0)
+    cases = {
+        "coarse": ({"q": coarse}, ["ROUND_INPUT q/round", "LINEAR q", "LINEAR k|v"], FLOAT_IN, 32),
+        "fine": ({"q": fine}, ["LINEAR q", "LINEAR k|v"], GROUP, 32),
+        "whole": ({"q": whole}, ["LINEAR q", "LINEAR k|v"], ROW, 32),
+        "zeros": ({"q": zeros}, ["ROUND_INPUT q/round", "LINEAR q", "LINEAR k|v"], FLOAT_IN, 32),
+        "mixed": (
+            {"q": rows, "k": zeros, "v": rows},
+            ["ROUND_INPUT q/round", "LINEAR q|v", "LINEAR k"],
+            FLOAT_IN,
+            0,
+        ),
+    }
+    for schemes, wanted, kind, group in cases.values():
+        program = program_of(schemes)
+        assert layer(program)[: len(wanted)] == wanted
+        op = next(op for op in program.ops if op.code is OpCode.LINEAR)
+        assert op.i[1] == kind and program.tensors[op.tensors[0]].group_size == group
+
+
+def test_each_layer_has_a_scheme_of_its_own() -> None:
+    program = program_of({"q": SCHEMES["fp8"], "k": SCHEMES["fp8"], "v": FLOAT, "down": SCHEMES["nvfp4"]})
+    wanted = """ROUND_INPUT q/input_q|LINEAR q+k|LINEAR v|LINEAR o|LINEAR gate+up|ROUND_INPUT down/round|LINEAR down"""
+    assert layer(program) == [line.replace("+", "|") for line in wanted.split("|")]
+
+
+class UnequalOuterScales(RandomQuantizedWeights):
+    """FP4 weights whose k has another outer scale than its q and v."""
+
+    def quantized(self, name: str) -> QuantizedWeight:
+        made = super().quantized(name)
+        return dataclasses.replace(made, scale_2=made.scale_2 * (2 if name.endswith("k.weight") else 1))
+
+
+class UnequalInputs(RandomQuantizedWeights):
+    """Products whose v was calibrated apart."""
+
+    def quantized_input(self, name: str) -> QuantizedInput:
+        made = super().quantized_input(name)
+        return dataclasses.replace(made, scale=made.scale * (2 if name.endswith("v.weight") else 1))
+
+
+def test_what_one_tensor_or_one_input_cannot_hold_stays_apart() -> None:
+    assert layer(program_of(SCHEMES["nvfp4_wo"], UnequalOuterScales))[:2] == ["LINEAR q|v", "LINEAR k"]
+    lines = layer(program_of(SCHEMES["fp8"], UnequalInputs))
+    assert lines[:4] == ["ROUND_INPUT q/input_q", "LINEAR q|k", "ROUND_INPUT v/input_q", "LINEAR v"]
+    assert layer(program_of(SCHEMES["int8_static"], UnequalInputs))[:2] == ["LINEAR q|k", "LINEAR v"]
+
+
+class AdapterWitness(PlanInterpreter):
+    """Checks that what a product tells adapters is what was there before factors and rounding."""
+
+    checked = 0
+
+    def _note(self, op: Op) -> None:
+        x = self.view(op.ins[0], op.i[0]).copy()
+        key = (op.ins[0].slot, op.ins[0].col)
+        self.originals[op.out.slot, op.out.col] = self.originals.get(key, x) if self.chained(key) else x
+
+    def chained(self, key: tuple[int, int]) -> bool:
+        return key in self.originals and self.last_code is OpCode.MUL_VECTOR
+
+    originals: dict[tuple[int, int], np.ndarray]
+    last_code: OpCode | None = None
+
+    def _mul_vector(self, op: Op) -> None:
+        self.originals = {}
+        self._note(op)
+        super()._mul_vector(op)
+        self.last_code = op.code
+
+    def _round_input(self, op: Op) -> None:
+        if self.last_code is not OpCode.MUL_VECTOR:
+            self.originals = {}
+        self._note(op)
+        super()._round_input(op)
+        self.last_code = op.code
+
+    def _linear(self, op: Op) -> None:
+        if op.ins[1].slot >= 0:
+            original = self.originals[op.ins[0].slot, op.ins[0].col]
+            np.testing.assert_array_equal(self.view(op.ins[1], original.shape[1]), original)
+            self.checked += 1
+        super()._linear(op)
+        self.last_code = op.code
+
+
+@pytest.mark.parametrize("name", ["int4_awq", "int8_sq", "fp8", "w4a8", "nvfp4"])
+def test_adapters_find_the_input_as_it_was(name: str, tmp_path: Path) -> None:
+    program = program_of(SCHEMES[name])
+    write_plan(tmp_path / "p", program)
+    witness = AdapterWitness(tmp_path / "p", 4)
+    planner = BatchPlanner(
+        [[5, 6, 7, 8]], num_blocks=4, tokens_per_block=32, max_blocks_per_seq=4, max_num_tokens=8
+    )
+    for step in planner:
+        assert np.isfinite(witness.step(step.batch)).all()
+    assert witness.checked == 9 * len(list(planner)) and witness.plan.kv_format is KvFormat.F32
+
+
+@pytest.mark.parametrize("name", ["int8_wo", "int8_static", "int8_rows", "int4_int8_groups"])
+def test_inputs_that_nothing_changed_are_told_once(name: str) -> None:
+    assert all(len(op.ins) == 1 for op in program_of(SCHEMES[name]).ops if op.code is OpCode.LINEAR)
+
+
+@pytest.mark.parametrize("name", ["int8_sq", "w4a8", "nvfp4", "fp8_rows"])
+def test_the_last_layers_inputs_are_rounded_for_the_wanted_rows_alone(name: str) -> None:
+    program = program_of(SCHEMES[name])
+    gather = OpCode.GATHER_ROWS
+    rows = {op.name: program.slots[op.out.slot].rows for op in program.ops if op.code is not gather}
+    before = [
+        op for op in rows if op.startswith(("layers.1.o/", "layers.1.gate/", "layers.1.down/", "lm_head/"))
+    ]
+    assert before and all(rows[op] is SlotRows.LOGITS for op in before)
+    assert all(rows[op] is SlotRows.TOKENS for op in rows if op.startswith(("layers.0.", "layers.1.q")))
+
+
+def node_of(model: ir.Model, name: str) -> ir.Node:
+    return next(n for n in model.graph if n.name == name)
+
+
+def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
+    value = ir.Value(name=f"extra.{len(model.graph.initializers)}", const_value=ir.tensor(array))
+    value.shape, value.dtype = ir.Shape(array.shape), ir.tensor(array).dtype
+    model.graph.initializers.add(value)
+    return value
+
+
+def new_input(node: str, index: int, array: np.ndarray) -> Change:
+    return lambda m: node_of(m, node).replace_input_with(index, constant(m, array))
+
+
+def attribute(node: str, name: str, number: int | str) -> Change:
+    made = ir.AttrString(name, number) if isinstance(number, str) else ir.AttrInt64(name, number)
+    return lambda m: node_of(m, node).attributes.update({name: made})
+
+
+def two_readers(model: ir.Model) -> None:
+    q = node_of(model, "layers.0.q/input_q")
+    again = ir.node("DequantizeLinear", [q.outputs[0], q.inputs[1]], name="again")
+    model.graph.insert_after(q, again)
+
+
+ONE = np.float32(1)
+REFUSED: list[tuple[str, Change, str]] = [
+    ("fp8", new_input("layers.0.q/input_dq", 1, ONE), "'layers.0.q/input_dq'.* multiplies by another scale"),
+    ("fp8", new_input("layers.0.q/input_q", 1, np.float32(0)), "'layers.0.q/input_q'.* its scale is 0.0"),
+    ("fp8", new_input("layers.0.q/input_q", 1, np.ones(128, np.float32)), "its scale is None"),
+    ("int8_static", new_input("layers.0.q/input_q", 2, np.int8(3)), "'layers.0.q/input_q': a zero point"),
+    ("fp8", attribute("layers.0.q/input_q", "saturate", 0), "saturated INT8 and FLOAT8E4M3FN"),
+    ("fp8", two_readers, "'layers.0.q/input_q'.* one DequantizeLinear behind it"),
+    ("fp8_rows", attribute("layers.0.q/round", "format", "fp6"), "'layers.0.q/round'.* rounds to 'fp6'"),
+    ("fp8_rows", attribute("layers.0.q/round", "group", 48), "in groups of 48, which must divide"),
+    ("nvfp4", attribute("layers.0.q/round", "group", 32), "FP4 has groups of 16"),
+    (
+        "int4_awq",
+        new_input("layers.0.q/pre_scale", 1, np.ones(64, np.float32)),
+        r"factors of shape \[64\] on 128",
+    ),
+    (
+        "w4a8",
+        new_input("layers.0.o.weight/grid_dq", 1, ONE),
+        "'layers.0.o.weight/grid_q': rounds a weight by other",
+    ),
+    (
+        "w4a8",
+        attribute("layers.0.o.weight/grid_q", "saturate", 0),
+        "'layers.0.o.weight/grid_q': .* saturated",
+    ),
+    (
+        "nvfp4_wo",
+        attribute("layers.0.o.weight/dq", "block_size", 32),
+        "'layers.0.o.weight': F4 with groups of 32",
+    ),
+    ("int4_32", attribute("layers.0.o.weight/dq", "block_size", 4), "'layers.0.o.weight': groups of 4"),
+    (
+        "int4_32",
+        attribute("layers.0.o.weight/dq", "block_size", 64),
+        r"scales of shape \[4, 128\], \[2, 128\]",
+    ),
+    (
+        "fp8_wo",
+        new_input("layers.0.o.weight/dq", 1, np.ones(64, np.float32)),
+        r"scales of shape \[64\], \[128\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), REFUSED, ids=[r[2][:40] for r in REFUSED])
+def test_what_a_plan_cannot_hold_is_named(name: str, change: Change, message: str) -> None:
+    model, header = graph_of(SCHEMES[name])
+    change(model)
+    with pytest.raises(BuildError, match=message):
+        lower(model, header)
+
+
+def test_pools_without_scales_or_of_several_types_are_refused() -> None:
+    model, header = graph_of(SCHEMES["int8_wo"])
+    next(v for v in model.graph.inputs if v.name == "k_pool.1").dtype = ir.DataType.INT8
+    with pytest.raises(BuildError, match=r"'layers.1.attn'.*0 scales of its pools, wanted 2"):
+        lower(model, header)
+    model, header = graph_of(SCHEMES["int8_wo"], kv="fp8")
+    next(v for v in model.graph.inputs if v.name == "k_pool.1").dtype = ir.DataType.INT8
+    with pytest.raises(BuildError, match="the KV pools are FLOAT8E4M3FN, INT8; the cpu target takes one of"):
+        lower(model, header)
