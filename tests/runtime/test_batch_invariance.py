@@ -226,6 +226,8 @@ def test_the_recorder_finds_logits_that_depend_on_the_batch() -> None:
         ("llama", "int4"),
         ("gemma2", "fp32"),
         ("phi3", "int8"),
+        ("llama", "fp8_kv"),
+        ("gemma2", "int8_kv"),
     ],
 )
 @settings(
@@ -251,10 +253,75 @@ def test_with_the_cpu_executor_bit_for_bit(
         return PythonExecutor(models[-1])
 
     work = data.draw(requests(info.vocab_size))
-    draft = tiny_engine(family, "int4") / "targets" / "cpu" / "model.plan"
+    # A draft whose blocks have the target's size: the pools hold as many as were drawn.
+    small = "int8_kv" if precision.endswith("_kv") else "int4"
+    draft = tiny_engine(family, small) / "targets" / "cpu" / "model.plan"
     chosen = data.draw(switches(info, min_blocks(info)))
     check(make, chosen, work, lambda: cpu_executor(draft, num_threads=1))
     num_rows = sum(model.num_compared for model in models)
     # A request that is not cancelled at once has each of its histories in both runs.
     if any(request.cancel_before_step is None for request in work):
         assert num_rows > len(recorded)
+
+
+@pytest.mark.parametrize("kv", ["fp8_kv", "int8_kv"])
+@pytest.mark.parametrize(
+    ("switched", "counted"),
+    [
+        ({}, ["reused_tokens"]),
+        ({"blocks": 6, "pause_policy": "recompute"}, ["num_pauses", "reused_tokens"]),
+        (
+            {"blocks": 6, "pause_policy": "swap", "host_blocks": 64},
+            ["num_pauses", "offloaded_blocks", "onboarded_blocks"],
+        ),
+        ({"max_num_tokens": 8, "chunking_policy": "equal_progress"}, ["reused_tokens"]),
+        ({**ALWAYS, "draft_mode": "ngram", "ngram_min": 1}, ["num_draft_tokens"]),
+        ({**ALWAYS, "draft_mode": "model"}, ["num_accepted_draft_tokens"]),
+    ],
+)
+def test_switches_with_quantized_pools_bit_for_bit(
+    kv: str, switched: dict[str, Any], counted: list[str], tiny_engine: Callable[[str, str], Path]
+) -> None:
+    """Codes that are copied, swapped, shared between prompts or written in other chunks are the same codes."""
+    plans = {name: tiny_engine("llama", name) / "targets" / "cpu" / "model.plan" for name in (kv, "int8_kv")}
+
+    def make(name: str) -> Executor:
+        return cpu_executor(plans[name], num_threads=2)
+
+    probe = make(kv)
+    info = probe.describe()
+    probe.close()
+    options = dict(switched)
+    sizes: dict[str, Any] = {
+        name: options.pop(key) * info.kv_bytes_per_block
+        for name, key in (("kv_cache_bytes", "blocks"), ("host_cache_bytes", "host_blocks"))
+        if key in options
+    }
+    if "blocks" in switched:
+        sizes["scheduler_policy"] = "max_utilization"
+    # Prompts that part in the middle of a block, so that reuse copies parts of blocks.
+    params = SamplingParams(max_tokens=MAX_OUTPUT, temperature=0.0, logprobs=3, return_generation_logits=True)
+    prompts = [(*range(3, 21 + i), i % 3) for i in range(4)] * 2
+    work = [Request(prompt, params, i // 2, None) for i, prompt in enumerate(prompts)]
+    chosen = EngineOptions(manual_step=True, **sizes, **options)
+    stats = check(lambda: make(kv), chosen, work, lambda: make("int8_kv"))
+    assert all(getattr(stats, name) > 0 for name in counted)
+
+
+def test_the_same_memory_holds_four_times_the_blocks_of_bytes(
+    tiny_engine: Callable[[str, str], Path],
+) -> None:
+    wanted = 1 << 20
+    blocks = {}
+    for name in ("fp32", "fp8_kv", "int8_kv"):
+        executor = cpu_executor(tiny_engine("llama", name) / "targets" / "cpu" / "model.plan", num_threads=1)
+        info = executor.describe()
+        values = 2 * info.num_layers * info.num_kv_heads * info.head_dim * info.tokens_per_block
+        assert info.kv_bytes_per_block == values * (4 if name == "fp32" else 1)
+        options = EngineOptions(manual_step=True, kv_cache_bytes=wanted, host_cache_bytes=wanted)
+        with Engine.from_executor(executor, options) as engine:
+            stats = engine.stats()
+        blocks[name] = stats.max_num_blocks
+        assert stats.max_num_blocks == stats.host_max_num_blocks == wanted // info.kv_bytes_per_block
+        assert stats.kv_cache_bytes == stats.max_num_blocks * info.kv_bytes_per_block
+    assert blocks["fp8_kv"] == blocks["int8_kv"] == 4 * blocks["fp32"]

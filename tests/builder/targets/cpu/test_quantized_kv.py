@@ -1,4 +1,4 @@
-"""FP8 and INT8 KV pools in the core against the float64 reference of PagedAttention, over mixed steps of a tiny model."""
+"""FP8 and INT8 KV pools in the core against the float64 reference of the op, over mixed steps of a tiny model."""
 
 from __future__ import annotations
 
