@@ -29,8 +29,8 @@ class Scheme:
         the inputs
     zero_points : int4 alone: codes are 0..15 and every group has a zero point
     input : what the input is rounded to before the product. fp4 is NVFP4, with a calibrated float32 scale over all
-    input_group : columns that share an input's scale: WHOLE is calibrated and fixed (static), ROW and numbers are
-        taken from each token's own values (dynamic)
+    input_group : columns that share an input's scale (fp4: always 16): WHOLE is calibrated and fixed (static), ROW and
+        numbers are taken from each token's own values (dynamic)
     pre_scale : the input is multiplied by a vector first (AWQ, SmoothQuant); the weight was divided by it
     fp8_grid : int4 alone: the dequantized weight is rounded to FP8 again, so that it can meet FP8 inputs (W4A8)
     """

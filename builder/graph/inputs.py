@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from ..scheme import QuantizedInput, Scheme
+from ..scheme import FP4_GROUP, QuantizedInput, Scheme
 from . import contract
 from .graph_builder import GraphBuilder, value
 
@@ -52,7 +52,8 @@ class InputRounding:
         if scheme.input == "fp4" or not scheme.is_static:
             scales = [] if scheme.input != "fp4" else [g.const_f32(f"{name}.input.scale", calibrated.scale)]
             rounded = value(f"{name}/round/out", g.compute, shape)
-            attributes = {"format": scheme.input, "group": scheme.input_group}
+            group = FP4_GROUP if scheme.input == "fp4" else scheme.input_group
+            attributes = {"format": scheme.input, "group": group}
             g.add(
                 contract.ROUND_INPUT,
                 [x, *scales],
