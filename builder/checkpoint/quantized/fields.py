@@ -44,5 +44,5 @@ def flag(config: Config, name: str, default: bool) -> bool:
 
 
 def is_listed(name: str, listed: Iterable[str]) -> bool:
-    """Return whether a module, a module that it is part of, or its last names are in a list."""
-    return any(name == one or name.startswith(f"{one}.") or name.endswith(f".{one}") for one in listed)
+    """Return whether a module, one that it is part of, or some of its dotted names in a row are in a list."""
+    return any(f".{one}." in f".{name}." for one in listed)

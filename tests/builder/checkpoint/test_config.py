@@ -159,7 +159,7 @@ def test_missing_fields_take_the_defaults(tmp_path: Path) -> None:
             ["SequenceClassification", "CausalLM"],
         ),
         ("llama", {"auto_map": {"AutoModel": "evil.Model"}}, ["auto_map", "evil.Model", "never run"]),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq", "only None"]),
+        ("llama", {"quantization_config": {"quant_method": "hqq"}}, ["quantized with 'hqq'", "--precision"]),
         ("llama", {"num_local_experts": 8}, ["mixture of experts", "num_local_experts"]),
         ("llama", {"model_type": "qwen2_moe"}, ["mixture of experts", "qwen2_moe"]),
         ("llama", {"model_type": "mixtral"}, ["mixture of experts", "mixtral"]),
