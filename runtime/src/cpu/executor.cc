@@ -188,6 +188,7 @@ void Executor::AddLinear(uint32_t op_idx) {
     a.q_stride = quant_stride_;
     a.q_scales = quant_scales_.as<float>();
     a.q_sums = quant_sums_.as<int32_t>();
+    a.q_full_range = op.i[1] == kInputInt8Static;
     a.q_groups = op.i[1] == kInputInt8Group ? a.w.num_groups : 1;
     Phase quantize = phase;
     quantize.code = kPhaseQuantize;
@@ -198,6 +199,10 @@ void Executor::AddLinear(uint32_t op_idx) {
   if (lora_.SiteOf(op_idx) >= 0) {
     phase.code = kPhaseLora;
     phase.lora_site = static_cast<size_t>(lora_.SiteOf(op_idx));
+    if (op.in[1].slot >= 0) {
+      phase.linear.x = ViewData(op.in[1]);
+      phase.linear.x_stride = Stride(op.in[1]);
+    }
     AddPhase(phase);
   }
 }

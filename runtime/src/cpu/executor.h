@@ -95,6 +95,7 @@ class Executor {
   uint32_t NumItems(const Stage& stage) const;
   void RunItem(const Stage& stage, uint32_t item, int thread_idx);
   void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end);
+  void QuantizeRow(const Phase& phase, const float* in, uint32_t row);
   void RunLinear(const Phase& phase, uint32_t item);
   void RunAttention(const Phase& phase, uint32_t item, int thread_idx);
 
@@ -107,8 +108,8 @@ class Executor {
   Pages quantized_, quant_scales_, quant_sums_;
   size_t quant_stride_ = 0;          // bytes of a row
   size_t quant_scales_per_row_ = 0;  // most of any op
-  // [num_blocks][L][K, V][KVH * D * BS], values of the plan's KvFormat: a block of all layers is one
-  // piece of memory, so that few blocks touch few huge pages.
+  // [num_blocks][L][K, V][KVH * D * BS], values of the plan's KvFormat: a block of all layers is
+  // one piece of memory, so that few blocks touch few huge pages.
   Pages kv_pool_;
   std::unique_ptr<BlockCopier> copier_;   // NULL until Open
   std::vector<AttentionWork> attention_;  // one for each number of heads in the plan

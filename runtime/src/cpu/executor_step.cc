@@ -132,6 +132,20 @@ void Executor::RunAttention(const Phase& phase, uint32_t item, int thread_idx) {
   attention_[phase.attention].Run(kernels_.attend[h.kv_format], *batch_, item, a);
 }
 
+void Executor::QuantizeRow(const Phase& phase, const float* in, uint32_t row) {
+  const LinearArgs& a = phase.linear;
+  const uint32_t padded = static_cast<uint32_t>(a.q_stride);
+  int8_t* q = quantized_.as<int8_t>() + row * a.q_stride;
+  float* scales = quant_scales_.as<float>() + row * static_cast<size_t>(a.q_groups);
+  int32_t* sums = quant_sums_.as<int32_t>() + row * static_cast<size_t>(a.w.num_groups);
+  if (phase.op->i[1] == kInputInt8Static) {
+    kernels_.quantize_row_static(in, a.w.cols, padded, phase.op->f[0], a.w.num_groups, q, scales,
+                                 sums);
+  } else {
+    kernels_.quantize_row(in, a.w.cols, padded, a.q_groups, a.w.num_groups, q, scales, sums);
+  }
+}
+
 void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end) {
   const OpRecord& op = *phase.op;
   const uint32_t width = static_cast<uint32_t>(op.i[0]);  // of the elementwise ops
@@ -140,7 +154,8 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
   // Views that an op does not use were not checked.
   const bool has_input = phase.code == kPhaseQuantize || phase.code == kOpRmsNorm ||
                          phase.code == kOpGlu || phase.code == kOpAdd ||
-                         phase.code == kOpGatherRows;
+                         phase.code == kOpGatherRows || phase.code == kOpRoundInput ||
+                         phase.code == kOpMulVector;
   const size_t in_stride = has_input ? Stride(op.in[0]) : 0;
   const float* in = has_input ? ViewData(op.in[0]) + row_begin * in_stride : nullptr;
   if (phase.code == kPhaseWriteKv) {
@@ -171,15 +186,9 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
                       static_cast<uint32_t>(batch_->input_ids[row]), op.f[0], out);
         break;
       }
-      case kPhaseQuantize: {
-        const LinearArgs& a = phase.linear;
-        kernels_.quantize_row(
-            in, a.w.cols, static_cast<uint32_t>(a.q_stride), a.q_groups, a.w.num_groups,
-            quantized_.as<int8_t>() + row * a.q_stride,
-            quant_scales_.as<float>() + row * static_cast<size_t>(a.q_groups),
-            quant_sums_.as<int32_t>() + row * static_cast<size_t>(a.w.num_groups));
+      case kPhaseQuantize:
+        QuantizeRow(phase, in, row);
         break;
-      }
       case kOpRmsNorm:
         for (uint32_t g = 0; g < width; ++g) {
           const uint32_t n = static_cast<uint32_t>(op.i[1]);
@@ -200,6 +209,12 @@ void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end)
         break;
       case kOpAdd:
         kernels_.add(in, ViewData(op.in[1]) + row * Stride(op.in[1]), width, out);
+        break;
+      case kOpRoundInput:
+        kernels_.round_row(in, width, op.i[1], op.i[2], op.f[0], out);
+        break;
+      case kOpMulVector:
+        kernels_.mul(in, TensorData(op.tensors[0]), width, out);
         break;
       case kOpSoftcap:
         kernels_.softcap(out, width, op.f[0]);

@@ -3,6 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <string.h>
 
 #include <string>
@@ -18,10 +21,19 @@ struct Isa {
   bool usable;
 };
 
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports knows the name.
+bool HasF16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 // Best first.
 const Isa* Isas(size_t* count) {
 #if defined(__x86_64__)
-  static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
   static const bool vnni =
       avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -35,11 +47,53 @@ const Isa* Isas(size_t* count) {
   return isas;
 }
 
-float Bf16ToFloat(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+float FloatOf(uint32_t bits) {
   float r;
   memcpy(&r, &bits, sizeof(r));
   return r;
+}
+
+float Bf16ToFloat(uint16_t x) { return FloatOf(static_cast<uint32_t>(x) << 16); }
+
+// The bits of a half float in a float's place are its value / 2^112, infinities and NaN apart.
+float F16ToFloat(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x & 0x7FFF) << 13;
+  const float r = bits >= 0x0F800000u ? FloatOf(bits | 0x7F800000u) : FloatOf(bits) * 0x1p112f;
+  return x > 0x7FFF ? -r : r;
+}
+
+// An E4M3 code shifted into a half float is its value / 256.
+float F8ToFloat(uint8_t x) {
+  return 256 * F16ToFloat(static_cast<uint16_t>((x & 0x80) << 8 | (x & 0x7F) << 7));
+}
+
+float F4ToFloat(int code) {
+  constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  return code >= 8 ? -kValues[code - 8] : kValues[code];
+}
+
+// Element `at` of a matrix of single values.
+float Plain(const PackedMatrix& m, size_t at) {
+  switch (m.dtype) {
+    case kF32:
+      return static_cast<const float*>(m.data)[at];
+    case kBF16:
+      return Bf16ToFloat(static_cast<const uint16_t*>(m.data)[at]);
+    case kF16:
+      return F16ToFloat(static_cast<const uint16_t*>(m.data)[at]);
+    default:
+      return F8ToFloat(static_cast<const uint8_t*>(m.data)[at]);
+  }
+}
+
+// Column k of an output in the layouts of several k a line, without its scale.
+float FromLine(const PackedMatrix& m, size_t tile, size_t lane, size_t k, float zero) {
+  const size_t step = m.dtype == kI8 ? 4 : 8;
+  const uint8_t* lines = static_cast<const uint8_t*>(m.data) + tile * (m.padded_cols / step) * 64;
+  const uint8_t byte = lines[k / step * 64 + lane * 4 + k % 4];
+  if (m.dtype == kI8) return static_cast<int8_t>(byte);
+  const int code = k % 8 < 4 ? byte & 15 : byte >> 4;
+  return m.dtype == kF4 ? F4ToFloat(code) : static_cast<float>(code) - zero;
 }
 
 }  // namespace
@@ -82,29 +136,23 @@ size_t AttentionScratchFloats(uint32_t num_queries, uint32_t head_dim) {
 
 void DequantizeRow(const PackedMatrix& table, uint32_t layout, uint32_t row, float factor,
                    float* out) {
-  const size_t k = table.cols, padded = table.padded_cols;
   const size_t tile = row / kTile, lane = row % kTile;
-  if (table.dtype == kF32 || table.dtype == kBF16) {
-    const size_t first = layout == kRowMajor ? row * k : tile * padded * kTile + lane;
-    const size_t step = layout == kRowMajor ? 1 : kTile;
-    for (size_t i = 0; i < k; ++i) {
-      const size_t at = first + i * step;
-      out[i] = factor * (table.dtype == kF32
-                             ? static_cast<const float*>(table.data)[at]
-                             : Bf16ToFloat(static_cast<const uint16_t*>(table.data)[at]));
+  const bool in_lines = layout == kPackedN16K4 || layout == kPackedN16K8;
+  const size_t step = layout == kRowMajor ? 1 : kTile;
+  const size_t first = layout == kRowMajor ? row * static_cast<size_t>(table.cols)
+                                           : tile * table.padded_cols * kTile + lane;
+  for (size_t k = 0; k < table.cols; ++k) {
+    const size_t scale_at = (tile * table.num_groups + k / table.group_cols) * kTile + lane;
+    const float zero = table.zeros == nullptr ? 8.0f : table.zeros[scale_at];
+    const float value =
+        in_lines ? FromLine(table, tile, lane, k, zero) : Plain(table, first + k * step);
+    float scale = 1.0f;
+    if (table.dtype == kF4) {
+      scale = F8ToFloat(static_cast<const uint8_t*>(table.scales)[scale_at]) * table.outer_scale;
+    } else if (table.scales != nullptr) {
+      scale = static_cast<const float*>(table.scales)[scale_at];
     }
-    return;
-  }
-  const float* scales =
-      static_cast<const float*>(table.scales) + tile * table.num_groups * kTile + lane;
-  const size_t step = table.dtype == kI8 ? 4 : 8;  // k of one 64-byte line
-  const uint8_t* lines = static_cast<const uint8_t*>(table.data) + tile * (padded / step) * 64;
-  for (size_t i = 0; i < k; ++i) {
-    const uint8_t byte = lines[i / step * 64 + lane * 4 + i % 4];
-    const int value = table.dtype == kI8 ? static_cast<int8_t>(byte)
-                      : i % step < 4     ? (byte & 15) - 8
-                                         : (byte >> 4) - 8;
-    out[i] = static_cast<float>(value) * scales[i / table.group_cols * kTile] * factor;
+    out[k] = value * scale * factor;
   }
 }
 

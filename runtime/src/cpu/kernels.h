@@ -43,6 +43,7 @@ struct LinearArgs {
   const float* q_scales;  // [rows][q_groups]
   const int32_t* q_sums;  // [rows][w.num_groups] sums of q over a group
   uint32_t q_groups;      // 1 or w.num_groups
+  bool q_full_range;      // q may be -128 (quantize_row_static), not only -127..127
   const float* bias;      // [N] or null
   float* out;             // [rows][out_stride]
   size_t out_stride;
@@ -87,16 +88,17 @@ struct KernelTable {
   LinearKernel linear_float[kNumDTypes];
   LinearKernel linear_int8[kNumDTypes];
   // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
-  // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part without a number other
-  // than 0 gets scale 0, one with a NaN or an infinity gets scale NaN (and any q and sums), so that
-  // every product with it is NaN.
+  // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part whose scale is 0 has
+  // zeros, one with a NaN or an infinity gets scale NaN (and any q and sums), so that every product
+  // with it is NaN.
   void (*quantize_row)(const float* x, uint32_t n, uint32_t padded, uint32_t num_scales,
                        uint32_t num_sums, int8_t* q, float* scales, int32_t* sums);
-  // The same with one given scale for all of x, q within -128..127; scales gets one number.
+  // The same with one given scale for all of x, q within -128..127; scales gets one number, NaN
+  // when x has one.
   void (*quantize_row_static)(const float* x, uint32_t n, uint32_t padded, float scale,
                               uint32_t num_sums, int8_t* q, float* scales, int32_t* sums);
-  // kOpRoundInput of a row: group 0 = the row, -1 = `scale` is given; of F4 `scale` is the outer
-  // one. out may be x.
+  // kOpRoundInput of a row: group 0 = the row, -1 = `scale` is given; of F4 (group 16) `scale` is
+  // the outer one. out may be x.
   void (*round_row)(const float* x, uint32_t n, int32_t format, int32_t group, float scale,
                     float* out);
   void (*mul)(const float* a, const float* b, uint32_t n, float* out);

@@ -5,59 +5,14 @@
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
 #include "cpu/kernels_linear.h"
+#include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
+#include "cpu/kernels_weights_avx2.h"
 
 namespace plansmith {
 namespace cpu {
 namespace {
 
-// A tile of 16 outputs is two vectors.
-inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, const V* sum) {
-  for (uint32_t h = 0; h < 2; ++h) {
-    const uint32_t n0 = tile * kTile + h * kLanes;
-    if (n0 >= a.w.rows) return;
-    const uint32_t n = a.w.rows - n0 < kLanes ? a.w.rows - n0 : kLanes;
-    float* out = a.out + row * a.out_stride + n0;
-    V r = sum[h];
-    if (a.bias != nullptr) r = VAdd(r, LoadUpTo(a.bias + n0, n));
-    if (a.accumulate) r = VAdd(r, LoadUpTo(out, n));
-    StoreUpTo(out, r, n);
-  }
-}
-
-inline V LoadWeights(const float* w) { return _mm256_loadu_ps(w); }
-inline V LoadWeights(const uint16_t* w) {
-  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-
-template <typename Stored>
-struct FloatBlock {
-  static constexpr uint32_t kMaxRows = 6,
-                            kMaxTiles = 1;  // 12 sums, 2 weights, 1 input of 16 registers
-
-  template <uint32_t MR, uint32_t NT>
-  static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
-    const size_t tile_elements = static_cast<size_t>(a.w.padded_cols) * kTile;
-    const Stored* w = static_cast<const Stored*>(a.w.data) + tile * tile_elements;
-    const float* x = a.x + row * a.x_stride;
-    V sum[MR][2];
-    for (uint32_t r = 0; r < MR; ++r) sum[r][0] = sum[r][1] = VSet1(0.0f);
-    for (uint32_t k = 0; k < a.w.cols; ++k) {
-      const V w0 = LoadWeights(w + k * kTile), w1 = LoadWeights(w + k * kTile + kLanes);
-      for (uint32_t r = 0; r < MR; ++r) {
-        const V xk = VSet1(x[r * a.x_stride + k]);
-        sum[r][0] = VFma(xk, w0, sum[r][0]);
-        sum[r][1] = VFma(xk, w1, sum[r][1]);
-      }
-    }
-    for (uint32_t r = 0; r < MR; ++r) Finish(a, row + r, tile, sum[r]);
-  }
-};
-
-inline __m256i Load32(const uint8_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
 inline __m256i Broadcast4(const int8_t* q) {
   int32_t four;
   __builtin_memcpy(&four, q, sizeof(four));
@@ -69,7 +24,8 @@ inline __m256i AddPairs(__m256i sum, __m256i sums16) {
 }
 
 // vpmaddubsw saturates at 16 bits: |w| as the unsigned side and w's sign moved to q stay within
-// 2 * 128 * 127. Not the other way round: a weight may be -128, which int8 cannot negate.
+// 2 * 128 * 127. Not the other way round: a weight may be -128, which int8 cannot negate. For the
+// same reason q may not: DotI8FullRange.
 struct DotI8 {
   static constexpr uint32_t kStep = 4;
   static constexpr int32_t kOffset = 0;
@@ -89,7 +45,7 @@ struct DotI8 {
   }
 };
 
-// Nibbles are unsigned as they are: 2 * 15 * 127 a pair, so 8 pairs (32 k) are added in 16 bits
+// Nibbles are unsigned as they are: 2 * 15 * 128 a pair, so 8 pairs (32 k) are added in 16 bits
 // before they are widened.
 struct DotI4 {
   static constexpr uint32_t kStep = 8;
@@ -125,9 +81,41 @@ struct DotI4 {
   }
 };
 
+// Both sides widened to 16 bits, whose pairs fit in 32: -128 * -128 * 2 = 2^15.
+struct DotI8FullRange {
+  static constexpr uint32_t kStep = 4;
+  static constexpr int32_t kOffset = 0;
+
+  template <uint32_t MR>
+  static void Run(const uint8_t* w, const int8_t* q, size_t q_stride, uint32_t steps,
+                  __m256i (*dot)[2]) {
+    __m256i pairs[MR][4];  // of 4 outputs each, two sums an output
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (__m256i& p : pairs[r]) p = _mm256_setzero_si256();
+    }
+    for (uint32_t s = 0; s < steps; ++s, w += 64, q += kStep) {
+      __m256i wide[4];
+      for (uint32_t i = 0; i < 4; ++i) wide[i] = _mm256_cvtepi8_epi16(Load16(w + 16 * i));
+      for (uint32_t r = 0; r < MR; ++r) {
+        const __m128i four = _mm256_castsi256_si128(Broadcast4(q + r * q_stride));
+        const __m256i wide_q = _mm256_cvtepi8_epi16(four);
+        for (uint32_t i = 0; i < 4; ++i) {
+          pairs[r][i] = _mm256_add_epi32(pairs[r][i], _mm256_madd_epi16(wide[i], wide_q));
+        }
+      }
+    }
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (uint32_t h = 0; h < 2; ++h) {  // outputs 0 1 4 5 | 2 3 6 7 come out of the sum
+        const __m256i sums = _mm256_hadd_epi32(pairs[r][2 * h], pairs[r][2 * h + 1]);
+        dot[r][h] = _mm256_add_epi32(dot[r][h], _mm256_permute4x64_epi64(sums, 0xD8));
+      }
+    }
+  }
+};
+
 template <typename Dot, uint32_t kRows>
 struct IntBlock {
-  static constexpr uint32_t kMaxRows = kRows, kMaxTiles = 1;
+  static constexpr uint32_t kMaxRows = kRows, kMaxTiles = 1, kOneRowTiles = 1;
 
   template <uint32_t MR, uint32_t NT>
   static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
@@ -162,17 +150,35 @@ struct IntBlock {
   }
 };
 
+void LinearI8(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
+              uint32_t tile_end) {
+  if (a.q_full_range) {
+    Linear<IntBlock<DotI8FullRange, 2>>(a, row_begin, row_end, tile_begin, tile_end);
+  } else {
+    Linear<IntBlock<DotI8, 4>>(a, row_begin, row_end, tile_begin, tile_end);
+  }
+}
+
+void LinearI4(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
+              uint32_t tile_end) {
+  if (a.w.zeros == nullptr) {
+    Linear<FloatBlock<I4Weights, 4, 1, 2>>(a, row_begin, row_end, tile_begin, tile_end);
+  } else {
+    Linear<FloatBlock<I4ZeroWeights, 4, 1, 2>>(a, row_begin, row_end, tile_begin, tile_end);
+  }
+}
+
 }  // namespace
 
 const KernelTable kAvx2Kernels = {
     "avx2",
-    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, nullptr, nullptr, nullptr, nullptr,
-     nullptr},
-    {nullptr, nullptr, Linear<IntBlock<DotI8, 4>>, Linear<IntBlock<DotI4, 2>>, nullptr, nullptr,
-     nullptr},
+    {Linear<FloatBlock<F32Weights, 6, 1, 1>>, Linear<FloatBlock<Bf16Weights, 6, 1, 1>>,
+     Linear<FloatBlock<I8Weights, 4, 1, 2>>, LinearI4, Linear<FloatBlock<F16Weights, 6, 1, 2>>,
+     Linear<FloatBlock<F8Weights, 4, 1, 2>>, Linear<FloatBlock<F4Weights, 4, 1, 2>>},
+    {nullptr, nullptr, LinearI8, Linear<IntBlock<DotI4, 2>>, nullptr, nullptr, nullptr},
     QuantizeRow,
-    nullptr,
-    nullptr,
+    QuantizeRowStatic,
+    RoundRow,
     Mul,
     RmsNorm,
     Rope,

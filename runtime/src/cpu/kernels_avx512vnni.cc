@@ -9,54 +9,13 @@
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
 #include "cpu/kernels_linear.h"
+#include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
+#include "cpu/kernels_weights_avx512.h"
 
 namespace plansmith {
 namespace cpu {
 namespace {
-
-inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, V sum) {
-  const uint32_t n0 = tile * kTile;
-  const uint32_t n = a.w.rows - n0 < kTile ? a.w.rows - n0 : kTile;
-  const __mmask16 mask = MaskOf(n);
-  float* out = a.out + row * a.out_stride + n0;
-  if (a.bias != nullptr) sum = VAdd(sum, _mm512_maskz_loadu_ps(mask, a.bias + n0));
-  if (a.accumulate) sum = VAdd(sum, _mm512_maskz_loadu_ps(mask, out));
-  _mm512_mask_storeu_ps(out, mask, sum);
-}
-
-inline V LoadWeights(const float* w) { return _mm512_loadu_ps(w); }
-inline V LoadWeights(const uint16_t* w) {
-  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-template <typename Stored>
-struct FloatBlock {
-  static constexpr uint32_t kMaxRows = 8, kMaxTiles = 3;
-
-  template <uint32_t MR, uint32_t NT>
-  static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
-    const size_t tile_elements = static_cast<size_t>(a.w.padded_cols) * kTile;
-    const Stored* w = static_cast<const Stored*>(a.w.data) + tile * tile_elements;
-    const float* x = a.x + row * a.x_stride;
-    V sum[MR][NT];
-    for (uint32_t r = 0; r < MR; ++r) {
-      for (uint32_t t = 0; t < NT; ++t) sum[r][t] = VSet1(0.0f);
-    }
-    for (uint32_t k = 0; k < a.w.cols; ++k) {
-      V wk[NT];
-      for (uint32_t t = 0; t < NT; ++t) wk[t] = LoadWeights(w + t * tile_elements + k * kTile);
-      for (uint32_t r = 0; r < MR; ++r) {
-        const V xk = VSet1(x[r * a.x_stride + k]);
-        for (uint32_t t = 0; t < NT; ++t) sum[r][t] = VFma(xk, wk[t], sum[r][t]);
-      }
-    }
-    for (uint32_t r = 0; r < MR; ++r) {
-      for (uint32_t t = 0; t < NT; ++t) Finish(a, row + r, tile + t, sum[r][t]);
-    }
-  }
-};
 
 // Sums are kept in this type and not in __m512i (eight 64-bit lanes): GCC 12 does not see that they
 // are one register in both types, copies each of them in every step and runs out of registers.
@@ -93,7 +52,7 @@ struct DotI4 {
 // their blocks are lower.
 template <typename Dot, bool kGrouped>
 struct IntBlock {
-  static constexpr uint32_t kMaxRows = kGrouped ? 4 : 8, kMaxTiles = 3;
+  static constexpr uint32_t kMaxRows = kGrouped ? 4 : 8, kMaxTiles = 3, kOneRowTiles = 1;
 
   template <uint32_t MR, uint32_t NT>
   static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
@@ -134,7 +93,7 @@ struct IntBlock {
       }
     }
     for (uint32_t r = 0; r < MR; ++r) {
-      for (uint32_t t = 0; t < NT; ++t) Finish(a, row + r, tile + t, sum[r][t]);
+      for (uint32_t t = 0; t < NT; ++t) Finish(a, row + r, tile + t, &sum[r][t]);
     }
   }
 };
@@ -149,16 +108,26 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
   }
 }
 
+void LinearI4(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
+              uint32_t tile_end) {
+  if (a.w.zeros == nullptr) {
+    Linear<FloatBlock<I4Weights, 8, 3, 4>>(a, row_begin, row_end, tile_begin, tile_end);
+  } else {
+    Linear<FloatBlock<I4ZeroWeights, 8, 3, 4>>(a, row_begin, row_end, tile_begin, tile_end);
+  }
+}
+
 }  // namespace
 
 const KernelTable kAvx512VnniKernels = {
     "avx512vnni",
-    {Linear<FloatBlock<float>>, Linear<FloatBlock<uint16_t>>, nullptr, nullptr, nullptr, nullptr,
-     nullptr},
+    {Linear<FloatBlock<F32Weights, 8, 3, 1>>, Linear<FloatBlock<Bf16Weights, 8, 3, 1>>,
+     Linear<FloatBlock<I8Weights, 8, 3, 4>>, LinearI4, Linear<FloatBlock<F16Weights, 8, 3, 2>>,
+     Linear<FloatBlock<F8Weights, 8, 3, 4>>, Linear<FloatBlock<F4Weights, 8, 3, 4>>},
     {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr, nullptr, nullptr},
     QuantizeRow,
-    nullptr,
-    nullptr,
+    QuantizeRowStatic,
+    RoundRow,
     Mul,
     RmsNorm,
     Rope,

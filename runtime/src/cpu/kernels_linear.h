@@ -1,9 +1,11 @@
-// Cuts a matrix product into blocks that fit in registers. Private to the file that includes it.
+// Matrix products over the V of the file that includes it: the cut into blocks that fit in
+// registers, and the block for float inputs.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/kernels_rows.h"
 
 namespace plansmith {
 namespace cpu {
@@ -42,16 +44,192 @@ inline void RunTiles(const LinearArgs& args, uint32_t row_begin, uint32_t row_en
   }
 }
 
+// One row is bound by reading the weights or by decoding them: NT tiles are as many sums that do
+// not wait for each other.
+template <typename Block, uint32_t NT = Block::kOneRowTiles>
+inline void RunOneRow(const LinearArgs& args, uint32_t row, uint32_t tile_begin,
+                      uint32_t tile_end) {
+  uint32_t tile = tile_begin;
+  for (; tile + NT <= tile_end; tile += NT) Block::template Run<1, NT>(args, row, tile);
+  if constexpr (NT > 1) {
+    if (tile < tile_end) RunOneRow<Block, NT - 1>(args, row, tile, tile_end);
+  }
+}
+
 template <typename Block>
 void Linear(const LinearArgs& args, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
             uint32_t tile_end) {
   if (row_end - row_begin == 1) {
-    // One row is bound by reading the weights, which is fastest as one stream.
-    RunTiles<Block, 1>(args, row_begin, row_end, tile_begin, tile_end);
+    RunOneRow<Block>(args, row_begin, tile_begin, tile_end);
   } else {
     RunTiles<Block>(args, row_begin, row_end, tile_begin, tile_end);
   }
 }
+
+constexpr uint32_t kTileVectors = kTile / kLanes;
+
+// out = sum (+ bias) (+ out) of a tile, the sums of which are kTileVectors vectors.
+inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, const V* sum) {
+  for (uint32_t h = 0; h < kTileVectors; ++h) {
+    const uint32_t n0 = tile * kTile + h * kLanes;
+    if (n0 >= a.w.rows) return;
+    const uint32_t n = a.w.rows - n0 < kLanes ? a.w.rows - n0 : kLanes;
+    float* out = a.out + row * a.out_stride + n0;
+    V r = sum[h];
+    if (a.bias != nullptr) r = VAdd(r, LoadUpTo(a.bias + n0, n));
+    if (a.accumulate) r = VAdd(r, LoadUpTo(out, n));
+    StoreUpTo(out, r, n);
+  }
+}
+
+// MR float rows times NT tiles of weights that are decoded in registers. `Weights` is how:
+//
+//   kStep, kLineBytes    k that lie together, and their bytes in a tile
+//   Line, Load           what a line is in registers
+//   Column, Next         the column of the i-th vectors that are taken from a line; and they
+//   kHasZeros            a group's zero points are subtracted from the codes
+//   kHasScales, Scale    [kTileVectors] of a tile's group
+//   Factor               of all scales; 1 without
+//
+// The sum of a group's x * code comes first, then the scale: one product with it for a group, and
+// the same arithmetic whatever MR and NT.
+template <typename Weights, uint32_t kRows, uint32_t kTiles, uint32_t kOneRow>
+struct FloatBlock {
+  static constexpr uint32_t kMaxRows = kRows, kMaxTiles = kTiles, kOneRowTiles = kOneRow;
+
+  template <uint32_t MR, uint32_t NT>
+  [[gnu::always_inline]] static void AddLine(const uint8_t* w, size_t tile_bytes, const float* x,
+                                             size_t x_stride, const V (*zero)[kTileVectors],
+                                             V (*part)[NT][kTileVectors]) {
+    typename Weights::Line line[NT];
+    for (uint32_t t = 0; t < NT; ++t) line[t] = Weights::Load(w + t * tile_bytes);
+    for (uint32_t i = 0; i < Weights::kStep; ++i) {
+      V wk[NT][kTileVectors];
+      for (uint32_t t = 0; t < NT; ++t) {
+        Weights::Next(&line[t], wk[t]);
+        if constexpr (Weights::kHasZeros) {
+          for (uint32_t h = 0; h < kTileVectors; ++h) wk[t][h] = VSub(wk[t][h], zero[t][h]);
+        }
+      }
+      for (uint32_t r = 0; r < MR; ++r) {
+        const V xk = VSet1(x[r * x_stride + Weights::Column(i)]);
+        for (uint32_t t = 0; t < NT; ++t) {
+          for (uint32_t h = 0; h < kTileVectors; ++h) {
+            part[r][t][h] = VFma(xk, wk[t][h], part[r][t][h]);
+          }
+        }
+      }
+    }
+  }
+
+  template <uint32_t MR, uint32_t NT>
+  static void Run(const LinearArgs& a, uint32_t row, uint32_t tile) {
+    constexpr uint32_t kStep = Weights::kStep;
+    const size_t tile_bytes = static_cast<size_t>(a.w.padded_cols) / kStep * Weights::kLineBytes;
+    const uint8_t* w = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes;
+    const float* x = a.x + row * a.x_stride;
+    const uint32_t num_groups = Weights::kHasScales ? a.w.num_groups : 1;
+    const uint32_t cols = num_groups == 1 ? a.w.cols : a.w.group_cols;
+    V sum[MR][NT][kTileVectors];
+    Clear(sum);
+    for (uint32_t g = 0; g < num_groups; ++g) {
+      V part[MR][NT][kTileVectors], zero[NT][kTileVectors];
+      Clear(part);
+      if constexpr (Weights::kHasZeros) {
+        for (uint32_t t = 0; t < NT; ++t) LoadVectors(a.w.zeros, a.w, tile + t, g, zero[t]);
+      }
+      for (uint32_t s = 0; s < cols / kStep; ++s, w += Weights::kLineBytes, x += kStep) {
+        AddLine<MR, NT>(w, tile_bytes, x, a.x_stride, zero, part);
+      }
+      if (kStep > 1 && cols % kStep != 0) {  // of one group alone: it is the end of the row
+        float last[MR][kStep] = {};
+        for (uint32_t r = 0; r < MR; ++r) {
+          for (uint32_t k = 0; k < cols % kStep; ++k) last[r][k] = x[r * a.x_stride + k];
+        }
+        AddLine<MR, NT>(w, tile_bytes, last[0], kStep, zero, part);
+      }
+      for (uint32_t t = 0; t < NT; ++t) {
+        V scale[kTileVectors];
+        if constexpr (Weights::kHasScales) Weights::Scale(a.w, tile + t, g, scale);
+        for (uint32_t r = 0; r < MR; ++r) {
+          for (uint32_t h = 0; h < kTileVectors; ++h) {
+            const V p = part[r][t][h];
+            if constexpr (!Weights::kHasScales) {
+              sum[r][t][h] = p;
+            } else {
+              sum[r][t][h] = VFma(p, scale[h], sum[r][t][h]);
+            }
+          }
+        }
+      }
+    }
+    for (uint32_t r = 0; r < MR; ++r) {
+      for (uint32_t t = 0; t < NT; ++t) {
+        if constexpr (Weights::kHasFactor) {
+          const V factor = VSet1(Weights::Factor(a.w));
+          for (uint32_t h = 0; h < kTileVectors; ++h) sum[r][t][h] = VMul(sum[r][t][h], factor);
+        }
+        Finish(a, row + r, tile + t, sum[r][t]);
+      }
+    }
+  }
+
+ private:
+  template <uint32_t MR, uint32_t NT>
+  static void Clear(V (&sums)[MR][NT][kTileVectors]) {
+    for (auto& row : sums) {
+      for (auto& tile : row) {
+        for (V& v : tile) v = VSet1(0.0f);
+      }
+    }
+  }
+  static void LoadVectors(const float* from, const PackedMatrix& w, uint32_t tile, uint32_t group,
+                          V* to) {
+    for (uint32_t h = 0; h < kTileVectors; ++h) {
+      to[h] = VLoad(from + (static_cast<size_t>(tile) * w.num_groups + group) * kTile + h * kLanes);
+    }
+  }
+};
+
+// Parts of a `Weights` (see FloatBlock).
+struct NoScales {
+  static constexpr bool kHasScales = false, kHasZeros = false, kHasFactor = false;
+};
+struct FloatScales {
+  static constexpr bool kHasScales = true, kHasZeros = false, kHasFactor = false;
+  static void Scale(const PackedMatrix& w, uint32_t tile, uint32_t group, V* to) {
+    const float* from = static_cast<const float*>(w.scales) +
+                        (static_cast<size_t>(tile) * w.num_groups + group) * kTile;
+    for (uint32_t h = 0; h < kTileVectors; ++h) to[h] = VLoad(from + h * kLanes);
+  }
+};
+// Of F8, which is decoded to its values / 256.
+struct F8Scales : FloatScales {
+  static constexpr bool kHasFactor = true;
+  static float Factor(const PackedMatrix&) { return 256.0f; }
+};
+// Of F4: E4M3, likewise, under the outer scale.
+struct F4Scales {
+  static constexpr bool kHasScales = true, kHasZeros = false, kHasFactor = true;
+  static void Scale(const PackedMatrix& w, uint32_t tile, uint32_t group, V* to) {
+    const uint8_t* from = static_cast<const uint8_t*>(w.scales) +
+                          (static_cast<size_t>(tile) * w.num_groups + group) * kTile;
+    for (uint32_t h = 0; h < kTileVectors; ++h) to[h] = VLoadF8(from + h * kLanes);
+  }
+  static float Factor(const PackedMatrix& w) { return 256.0f * w.outer_scale; }
+};
+// One k to a line: it is read as it is decoded.
+struct OneColumn {
+  static constexpr uint32_t kStep = 1;
+  using Line = const uint8_t*;
+  static Line Load(const uint8_t* p) { return p; }
+  static uint32_t Column(uint32_t) { return 0; }
+};
+// Nibbles of a 32-bit lane from the lowest: k0, k0+4, k0+1, k0+5, ...
+struct NibbleColumns {
+  static constexpr uint32_t kStep = 8, kLineBytes = 64;
+  static uint32_t Column(uint32_t i) { return i / 2 + i % 2 * 4; }
+};
 
 }  // namespace
 }  // namespace cpu

@@ -4,49 +4,13 @@
 #include "cpu/simd_portable.h"
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
+#include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
+#include "cpu/kernels_weights_portable.h"
 
 namespace plansmith {
 namespace cpu {
 namespace {
-
-// A row and a tile of 16 outputs at a time: the compiler vectorizes over the outputs.
-void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, const float* sum) {
-  const uint32_t n0 = tile * kTile;
-  const uint32_t n = a.w.rows - n0 < kTile ? a.w.rows - n0 : kTile;
-  float* out = a.out + row * a.out_stride + n0;
-  for (uint32_t i = 0; i < n; ++i) {
-    float r = sum[i];
-    if (a.bias != nullptr) r += a.bias[n0 + i];
-    if (a.accumulate) r += out[i];
-    out[i] = r;
-  }
-}
-
-float Widen(float x) { return x; }
-float Widen(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float r;
-  memcpy(&r, &bits, sizeof(r));
-  return r;
-}
-
-template <typename Stored>
-void LinearFloat(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
-                 uint32_t tile_end) {
-  const size_t tile_elements = static_cast<size_t>(a.w.padded_cols) * kTile;
-  for (uint32_t tile = tile_begin; tile < tile_end; ++tile) {
-    const Stored* w = static_cast<const Stored*>(a.w.data) + tile * tile_elements;
-    for (uint32_t row = row_begin; row < row_end; ++row) {
-      const float* x = a.x + row * a.x_stride;
-      float sum[kTile] = {};
-      for (uint32_t k = 0; k < a.w.cols; ++k) {
-        for (uint32_t i = 0; i < kTile; ++i) sum[i] += x[k] * Widen(w[k * kTile + i]);
-      }
-      Finish(a, row, tile, sum);
-    }
-  }
-}
 
 // Products of one k step of one tile: 4 k at I8, 8 at I4.
 struct DotI8 {
@@ -94,8 +58,18 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
           sum[i] += static_cast<float>(dot[i]) * scale * scales[i];
         }
       }
-      Finish(a, row, tile, sum);
+      const V sums[kTileVectors] = {VLoad(sum), VLoad(sum + kLanes)};
+      Finish(a, row, tile, sums);
     }
+  }
+}
+
+void LinearI4(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
+              uint32_t tile_end) {
+  if (a.w.zeros == nullptr) {
+    Linear<FloatBlock<I4Weights, 2, 1, 1>>(a, row_begin, row_end, tile_begin, tile_end);
+  } else {
+    Linear<FloatBlock<I4ZeroWeights, 2, 1, 1>>(a, row_begin, row_end, tile_begin, tile_end);
   }
 }
 
@@ -103,11 +77,13 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
 
 const KernelTable kPortableKernels = {
     "portable",
-    {LinearFloat<float>, LinearFloat<uint16_t>, nullptr, nullptr, nullptr, nullptr, nullptr},
+    {Linear<FloatBlock<F32Weights, 2, 1, 1>>, Linear<FloatBlock<Bf16Weights, 2, 1, 1>>,
+     Linear<FloatBlock<I8Weights, 2, 1, 1>>, LinearI4, Linear<FloatBlock<F16Weights, 2, 1, 1>>,
+     Linear<FloatBlock<F8Weights, 2, 1, 1>>, Linear<FloatBlock<F4Weights, 2, 1, 1>>},
     {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr, nullptr, nullptr},
     QuantizeRow,
-    nullptr,
-    nullptr,
+    QuantizeRowStatic,
+    RoundRow,
     Mul,
     RmsNorm,
     Rope,

@@ -28,40 +28,57 @@ inline void StoreUpTo(float* p, V v, uint32_t n) {
   }
 }
 
-// Sum of the quantized values: sums of integers below 2^24 are exact in float32. NaN when x holds a
-// NaN, or an infinity (whose inverse is 0).
-inline float QuantizePart(const float* x, uint32_t n, float inverse, int8_t* q) {
+// To -127..127, or from -128 with a given scale. A NaN stays: the bounds come first.
+inline V RoundToI8(V x, float lowest) {
+  return VRound(VMax(VSet1(lowest), VMin(VSet1(127.0f), x)));
+}
+
+// Sum of the quantized values: sums of integers below 2^24 are exact in float32. NaN when x / scale
+// is one anywhere: for a NaN, and for an infinity that made the scale.
+inline float QuantizePart(const float* x, uint32_t n, float scale, float lowest, int8_t* q) {
   V sum = VSet1(0.0f);
-  const V factor = VSet1(inverse), high = VSet1(127.0f), low = VSet1(-127.0f);
+  const V divisor = VSet1(scale == 0.0f ? 1.0f : scale), used = VSet1(scale == 0.0f ? 0.0f : 1.0f);
   ForVectors(n, [&](uint32_t i, uint32_t lanes) {
-    // The bounds come first: that keeps a NaN.
-    const V y = VRound(VMax(low, VMin(high, VMul(LoadUpTo(x + i, lanes), factor))));
+    const V x_used = VMul(LoadUpTo(x + i, lanes), used);
+    const V y = RoundToI8(VDiv(x_used, divisor), lowest);
     VStoreI8(q + i, y, lanes);
     sum = VAdd(sum, y);
   });
   return VReduceAdd(sum);
 }
 
+inline float LargestOf(const float* x, uint32_t n) {
+  V m = VSet1(0.0f);
+  ForVectors(n, [&](uint32_t i, uint32_t lanes) { m = VMax(m, VAbs(LoadUpTo(x + i, lanes))); });
+  return VReduceMax(m);
+}
+
 void QuantizeRow(const float* x, uint32_t n, uint32_t padded, uint32_t num_scales,
                  uint32_t num_sums, int8_t* q, float* scales, int32_t* sums) {
   const uint32_t part = n / num_scales, sum_part = n / num_sums;
   for (uint32_t g = 0; g < num_scales; ++g) {
-    V m = VSet1(0.0f);
-    ForVectors(part, [&](uint32_t i, uint32_t lanes) {
-      m = VMax(m, VAbs(LoadUpTo(x + g * part + i, lanes)));
-    });
-    const float largest = VReduceMax(m);
-    const bool nothing = largest < 1e-30f;  // 127 / largest would overflow
-    scales[g] = nothing ? 0.0f : largest / 127.0f;
-    const float inverse = nothing ? 0.0f : 127.0f / largest;
+    const float scale = scales[g] = LargestOf(x + g * part, part) / 127.0f;
     // The part's sums: one, or all of them under the one scale.
     const uint32_t end = num_scales == 1 ? num_sums : g + 1;
     for (uint32_t s = g; s < end; ++s) {
-      const float sum = QuantizePart(x + s * sum_part, sum_part, inverse, q + s * sum_part);
+      const float sum = QuantizePart(x + s * sum_part, sum_part, scale, -127.0f, q + s * sum_part);
       const bool is_nan = sum != sum;
       if (is_nan) scales[g] = sum;
       sums[s] = is_nan ? 0 : static_cast<int32_t>(sum);
     }
+  }
+  for (uint32_t i = n; i < padded; ++i) q[i] = 0;
+}
+
+void QuantizeRowStatic(const float* x, uint32_t n, uint32_t padded, float scale, uint32_t num_sums,
+                       int8_t* q, float* scales, int32_t* sums) {
+  const uint32_t part = n / num_sums;
+  *scales = scale;
+  for (uint32_t s = 0; s < num_sums; ++s) {
+    const float sum = QuantizePart(x + s * part, part, scale, -128.0f, q + s * part);
+    const bool is_nan = sum != sum;
+    if (is_nan) *scales = sum;
+    sums[s] = is_nan ? 0 : static_cast<int32_t>(sum);
   }
   for (uint32_t i = n; i < padded; ++i) q[i] = 0;
 }

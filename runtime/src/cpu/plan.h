@@ -59,6 +59,8 @@ class Plan {
   void CheckFile() const;
   void CheckModel() const;
   void CheckTensors() const;
+  void CheckShape(const TensorRecord& tensor, const std::string& who) const;
+  void CheckSections(const TensorRecord& tensor, const std::string& who) const;
 
   std::string path_;
   const uint8_t* base_;

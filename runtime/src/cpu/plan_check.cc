@@ -45,6 +45,10 @@ class OpChecker {
         return GatherRows();
       case kOpScale:
         return Elementwise(0);
+      case kOpRoundInput:
+        return RoundInput();
+      case kOpMulVector:
+        return MulVector();
       default:
         Fail(Format("code %u is not known to this library", op_.code));
     }
@@ -65,6 +69,12 @@ class OpChecker {
 
   void Finite(const char* name, float value) {
     if (!isfinite(value)) Fail(Format("%s is not a finite number", name));
+  }
+
+  void PositiveNumber(const char* name, float value) {
+    if (!isfinite(value) || value <= 0) {
+      Fail(Format("%s is %g, wanted a number above 0", name, static_cast<double>(value)));
+    }
   }
 
   // The view must hold `width` columns. Returns its slot's rows kind.
@@ -137,6 +147,10 @@ class OpChecker {
     CheckInput(weight);
     SameRows(CheckView("in", op_.in[0], weight.cols), CheckView("out", op_.out, weight.rows));
     NoOverlap(op_.in[0], weight.cols, weight.rows, false);
+    if (op_.in[1].slot == -1) return;
+    SameRows(CheckView("the adapters' input", op_.in[1], weight.cols),
+             CheckView("out", op_.out, weight.rows));
+    NoOverlap(op_.in[1], weight.cols, weight.rows, false);
   }
 
   // How the product takes its input must suit the weight.
@@ -145,10 +159,11 @@ class OpChecker {
     if (input < kInputFloat || input > kInputInt8Static) {
       Fail(Format("takes its input as %d, wanted 0 (float) to 3 (int8, static)", input));
     }
-    const bool integer = weight.dtype == kI8 || weight.dtype == kI4;
-    if ((input == kInputFloat) == integer) {
-      Fail("the input is to be rounded to int8, the weight is not I8 or I4");
+    if (input == kInputFloat) return;
+    if ((weight.dtype != kI8 && weight.dtype != kI4) || weight.zeros_bytes != 0) {
+      Fail("the input is to be rounded to int8, the weight is not I8 or I4 without zero points");
     }
+    if (input == kInputInt8Static) PositiveNumber("the input's scale", op_.f[0]);
     if (input == kInputInt8Group && weight.group_size == 0) {
       Fail("the input is to be rounded by group, the weight has no groups");
     }
@@ -213,6 +228,33 @@ class OpChecker {
   void Elementwise(int num_inputs) {
     const int64_t width = Positive("the width", op_.i[0]);
     if (op_.code != kOpGlu && op_.code != kOpAdd) Finite("the factor", op_.f[0]);
+    InPlace(width, num_inputs);
+  }
+
+  void RoundInput() {
+    const int64_t width = Positive("the width", op_.i[0]);
+    const int32_t format = op_.i[1], group = op_.i[2];
+    if (format < kRoundInt8 || format > kRoundF4) {
+      Fail(Format("rounds to format %d, wanted 0 (int8), 1 (F8) or 2 (F4)", format));
+    }
+    if (group < -1 || (group > 0 && width % group != 0)) {
+      Fail(Format("rounds in groups of %d, wanted a divisor of its %lld columns, 0 or -1", group,
+                  static_cast<long long>(width)));
+    }
+    if (format == kRoundF4 && group != 16) {
+      Fail(Format("rounds to F4 in groups of %d, wanted 16", group));
+    }
+    if (format == kRoundF4 || group == -1) PositiveNumber("the scale", op_.f[0]);
+    InPlace(width, 1);
+  }
+
+  void MulVector() {
+    F32Table("the vector", op_.tensors[0], 1, Positive("the width", op_.i[0]));
+    InPlace(op_.i[0], 1);
+  }
+
+  // Inputs that `out` may be, row by row.
+  void InPlace(int64_t width, int num_inputs) {
     const uint32_t rows = CheckView("out", op_.out, width);
     for (int i = 0; i < num_inputs; ++i) {
       SameRows(rows, CheckView("in", op_.in[i], width));

@@ -40,6 +40,10 @@ inline V VCopySign(V magnitude, V sign) {
 inline V VSelectLess(V a, V b, V x, V y) {
   return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }
+// 2^floor(log2 a) for a > 0; 0 for subnormal a, an infinity for a NaN.
+inline V VPowerBelow(V a) {
+  return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7F800000)));
+}
 // 2^n for integral n in -126..127
 inline V VPow2(V n) {
   const __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));

@@ -44,6 +44,11 @@ inline V VCopySign(V magnitude, V sign) {
 inline V VSelectLess(V a, V b, V x, V y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
 }
+// 2^floor(log2 a) for a > 0; 0 for subnormal a, an infinity for a NaN.
+inline V VPowerBelow(V a) {
+  const __m512i exponent = _mm512_set1_epi32(0x7F800000);
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), exponent));
+}
 // 2^n for integral n in -126..127
 inline V VPow2(V n) {
   const __m512i bits = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));

@@ -75,6 +75,17 @@ inline V VCopySign(V magnitude, V sign) {
 inline V VSelectLess(V a, V b, V x, V y) {
   return VMake([&](uint32_t i) { return a.f[i] < b.f[i] ? x.f[i] : y.f[i]; });
 }
+// 2^floor(log2 a) for a > 0; 0 for subnormal a, an infinity for a NaN.
+inline V VPowerBelow(V a) {
+  return VMake([&](uint32_t i) {
+    uint32_t bits;
+    memcpy(&bits, &a.f[i], sizeof(bits));
+    bits &= 0x7F800000u;
+    float r;
+    memcpy(&r, &bits, sizeof(r));
+    return r;
+  });
+}
 // 2^n for integral n in -126..127; any value for a NaN
 inline V VPow2(V n) {
   return VMake([&](uint32_t i) {

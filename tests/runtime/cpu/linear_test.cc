@@ -13,43 +13,60 @@ namespace {
 
 struct Case {
   uint32_t dtype, n, k, group_size;
-  bool by_group;
+  LinearInput input = kInputFloat;
+  bool with_zeros = false;
 };
 
-// The input of one product, quantized where the weights want it.
+constexpr float kStaticScale = 0.02f;  // saturates inputs beyond +-2.5
+
+// The input of one product, quantized where the case wants it.
 struct Input {
+  LinearInput kind;
+  uint32_t q_groups;
   std::vector<float> x;
   std::vector<int8_t> q;
   std::vector<float> scales;
   std::vector<int32_t> sums;
 };
 
-Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows, bool by_group,
+Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows, LinearInput kind,
                 std::vector<float> x, size_t q_stride) {
   Input in;
+  in.kind = kind;
+  in.q_groups = kind == kInputInt8Group ? w.num_groups : 1;
   in.x = std::move(x);
-  if (w.scales == nullptr) return in;
-  const uint32_t q_groups = by_group ? w.num_groups : 1;
+  if (kind == kInputFloat) return in;
+  const uint32_t q_groups = in.q_groups;
   in.q.assign(rows * q_stride, 77);
   in.scales.resize(rows * q_groups);
   in.sums.resize(rows * w.num_groups);
   for (uint32_t r = 0; r < rows; ++r) {
-    kernels.quantize_row(in.x.data() + r * w.cols, w.cols, static_cast<uint32_t>(q_stride),
-                         q_groups, w.num_groups, in.q.data() + r * q_stride,
-                         in.scales.data() + r * q_groups, in.sums.data() + r * w.num_groups);
+    const float* row = in.x.data() + r * w.cols;
+    int8_t* q = in.q.data() + r * q_stride;
+    float* scales = in.scales.data() + r * q_groups;
+    int32_t* sums = in.sums.data() + r * w.num_groups;
+    const uint32_t padded = static_cast<uint32_t>(q_stride);
+    if (kind == kInputInt8Static) {
+      kernels.quantize_row_static(row, w.cols, padded, kStaticScale, w.num_groups, q, scales, sums);
+    } else {
+      kernels.quantize_row(row, w.cols, padded, q_groups, w.num_groups, q, scales, sums);
+    }
   }
   return in;
 }
 
-double InputValue(const Input& in, const PackedMatrix& w, uint32_t q_groups, size_t q_stride,
-                  uint32_t r, uint32_t k) {
-  if (w.scales == nullptr) return in.x[r * w.cols + k];
-  const float scale = in.scales[r * q_groups + (q_groups == 1 ? 0 : k / w.group_cols)];
-  return static_cast<double>(in.q[r * q_stride + k]) * scale;
+float ScaleOf(const Input& in, const PackedMatrix& w, uint32_t r, uint32_t k) {
+  return in.scales[r * in.q_groups + (in.q_groups == 1 ? 0 : k / w.group_cols)];
 }
 
-void CheckQuantization(const Input& in, const PackedMatrix& w, uint32_t rows, uint32_t q_groups,
-                       size_t q_stride) {
+double InputValue(const Input& in, const PackedMatrix& w, size_t q_stride, uint32_t r, uint32_t k) {
+  if (in.kind == kInputFloat) return in.x[r * w.cols + k];
+  return static_cast<double>(in.q[r * q_stride + k]) * ScaleOf(in, w, r, k);
+}
+
+// Each q is the number that x / scale, a float, rounds to, the even one of two.
+void CheckQuantization(const Input& in, const PackedMatrix& w, uint32_t rows, size_t q_stride) {
+  const double lowest = in.kind == kInputInt8Static ? -128 : -127;
   for (uint32_t r = 0; r < rows; ++r) {
     std::vector<int64_t> sums(w.num_groups, 0);
     for (uint32_t k = 0; k < q_stride; ++k) {
@@ -58,56 +75,68 @@ void CheckQuantization(const Input& in, const PackedMatrix& w, uint32_t rows, ui
         CHECK(q == 0);
         continue;
       }
-      CHECK(q >= -127 && q <= 127);
       sums[k / w.group_cols] += q;
-      const double scale = in.scales[r * q_groups + (q_groups == 1 ? 0 : k / w.group_cols)];
-      CHECK(std::fabs(q * scale - in.x[r * w.cols + k]) <= 0.50001 * scale);
+      const float scale = ScaleOf(in, w, r, k);
+      const double ratio = in.x[r * w.cols + k] / scale;
+      CHECK(q == std::fmin(std::fmax(std::nearbyint(ratio), lowest), 127));
+    }
+    for (uint32_t g = 0; in.kind != kInputInt8Static && g < in.q_groups; ++g) {
+      const uint32_t part = w.cols / in.q_groups;
+      float largest = 0;
+      for (uint32_t k = 0; k < part; ++k) {
+        largest = std::fmax(largest, std::fabs(in.x[r * w.cols + g * part + k]));
+      }
+      CHECK(in.scales[r * in.q_groups + g] == largest / 127);
     }
     for (uint32_t g = 0; g < w.num_groups; ++g) CHECK(in.sums[r * w.num_groups + g] == sums[g]);
   }
 }
 
-void RunCase(const KernelTable& kernels, const Case& c, uint32_t rows, bool bias, bool accumulate,
-             Random* random) {
-  const Packed packed =
-      PackMatrix(random->Floats(static_cast<size_t>(c.n) * c.k), c.n, c.k, c.dtype, c.group_size);
+void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, uint32_t rows,
+             bool bias, bool accumulate, Random* random) {
   const PackedMatrix w = packed.Matrix();
   const size_t q_stride = (w.padded_cols + 63) / 64 * 64;
-  const uint32_t q_groups = c.by_group ? w.num_groups : 1;
-  const Input in = MakeInput(kernels, w, rows, c.by_group,
+  const Input in = MakeInput(kernels, w, rows, c.input,
                              random->Floats(static_cast<size_t>(rows) * c.k, 3.0f), q_stride);
-  if (w.scales != nullptr) CheckQuantization(in, w, rows, q_groups, q_stride);
+  if (c.input != kInputFloat) CheckQuantization(in, w, rows, q_stride);
   const std::vector<float> biases = random->Floats(c.n);
   const size_t out_stride = c.n + 5;
   const std::vector<float> before = random->Floats(rows * out_stride);
   std::vector<float> out = before;
   LinearArgs args = {};
   args.w = w;
-  args.x = in.x.data();
-  args.x_stride = c.k;
+  // What lies beside a row's columns must not matter, not even a NaN.
+  const size_t x_stride = c.k + 9;
+  std::vector<float> x(rows * x_stride, NAN);
+  for (uint32_t r = 0; r < rows; ++r) {
+    std::copy_n(in.x.begin() + r * static_cast<ptrdiff_t>(c.k), c.k, &x[r * x_stride]);
+  }
+  args.x = x.data();
+  args.x_stride = x_stride;
   args.q = in.q.data();
   args.q_stride = q_stride;
   args.q_scales = in.scales.data();
   args.q_sums = in.sums.data();
-  args.q_groups = q_groups;
+  args.q_groups = in.q_groups;
+  args.q_full_range = c.input == kInputInt8Static;
   args.bias = bias ? biases.data() : nullptr;
   args.out = out.data();
   args.out_stride = out_stride;
   args.accumulate = accumulate;
   const uint32_t tiles = (c.n + kTile - 1) / kTile;
   const LinearKernel kernel =
-      (w.scales != nullptr ? kernels.linear_int8 : kernels.linear_float)[c.dtype];
+      (c.input != kInputFloat ? kernels.linear_int8 : kernels.linear_float)[c.dtype];
   kernel(args, 0, rows, 0, tiles);
 
   // Sums of products in float32, K (or the groups, after exact integer sums) of them one after
   // another.
-  const double steps = (c.dtype >= kI8 ? 3.0 * w.num_groups : c.k) + 4;
+  const double steps = (c.input == kInputFloat ? c.k + w.num_groups : 3.0 * w.num_groups) + 4;
   for (uint32_t r = 0; r < rows; ++r) {
     for (uint32_t n = 0; n < c.n; ++n) {
       double sum = 0, size = 0;
       for (uint32_t k = 0; k < c.k; ++k) {
-        const double p = InputValue(in, w, q_groups, q_stride, r, k) *
-                         packed.values[static_cast<size_t>(n) * c.k + k];
+        const double p =
+            InputValue(in, w, q_stride, r, k) * packed.values[static_cast<size_t>(n) * c.k + k];
         sum += p;
         size += std::fabs(p);
       }
@@ -115,9 +144,10 @@ void RunCase(const KernelTable& kernels, const Case& c, uint32_t rows, bool bias
       if (accumulate) sum += before[r * out_stride + n];
       const double allowed = steps * std::ldexp(1.0, -24) * (size + 2);
       if (!(std::fabs(sum - out[r * out_stride + n]) <= allowed)) {
-        fprintf(stderr, "%s dtype %u %ux%u group %u rows %u: [%u,%u] is %g, wanted %g +- %g\n",
-                kernels.name, c.dtype, c.n, c.k, c.group_size, rows, r, n, out[r * out_stride + n],
-                sum, allowed);
+        fprintf(stderr,
+                "%s dtype %u input %d %ux%u group %u rows %u: [%u,%u] is %g, wanted %g +- %g\n",
+                kernels.name, c.dtype, c.input, c.n, c.k, c.group_size, rows, r, n,
+                out[r * out_stride + n], sum, allowed);
         exit(1);
       }
     }
@@ -136,34 +166,114 @@ void RunCase(const KernelTable& kernels, const Case& c, uint32_t rows, bool bias
   }
 }
 
-// The largest products of int8 and int4 must not saturate anywhere.
+// One product of a row of equal numbers with a weight whose data bytes are all `byte`.
+float ProductOfExtremes(const KernelTable& kernels, uint32_t dtype, LinearInput kind, uint8_t byte,
+                        float x, uint32_t k) {
+  Packed packed = PackMatrix(std::vector<float>(16 * k, 1.0f), 16, k, dtype);
+  packed.data.assign(packed.data.size(), byte);
+  packed.scales.assign(packed.scales.size(), 1.0f);
+  const PackedMatrix w = packed.Matrix();
+  const Input in = MakeInput(kernels, w, 1, kind, std::vector<float>(k, x), k);
+  std::vector<float> out(16);
+  LinearArgs args = {};
+  args.w = w;
+  args.q = in.q.data();
+  args.q_stride = k;
+  args.q_scales = in.scales.data();
+  args.q_sums = in.sums.data();
+  args.q_groups = 1;
+  args.q_full_range = kind == kInputInt8Static;
+  args.out = out.data();
+  args.out_stride = 16;
+  kernels.linear_int8[dtype](args, 0, 1, 0, 1);
+  for (float y : out) CHECK(y == out[0]);
+  return out[0];
+}
+
+// The largest products of int8 and int4, of the longest sums, must not saturate anywhere.
 void CheckExtremes(const KernelTable& kernels) {
-  for (uint32_t dtype : {kI8, kI4}) {
-    for (int sign : {-1, 1}) {
-      const uint32_t n = 16, k = 512;
-      std::vector<float> weights(n * k, static_cast<float>(sign));
-      const std::vector<float> x(k, -1.0f);
-      Packed packed = PackMatrix(weights, n, k, dtype);
-      double weight = sign;
-      if (sign < 0) {  // what rounding to nearest never makes, but the types hold: -128 and -8
-        packed.data.assign(packed.data.size(), dtype == kI8 ? 0x80 : 0x00);
-        weight = dtype == kI8 ? -128 / 127.0 : -8 / 7.0;
+  const struct {
+    uint32_t dtype;
+    uint8_t byte;
+    double weight;
+  } weights[] = {{kI8, 0x7F, 127}, {kI8, 0x81, -127}, {kI8, 0x80, -128},
+                 {kI4, 0xFF, 7},   {kI4, 0x11, -7},   {kI4, 0x00, -8}};
+  for (const auto& weight : weights) {
+    for (uint32_t k : {64u, 512u, 65536u}) {
+      for (float x : {-1.0f, 1.0f}) {
+        const double product = weight.weight * x * k;
+        const float got =
+            ProductOfExtremes(kernels, weight.dtype, kInputInt8Row, weight.byte, x, k);
+        CHECK(std::fabs(got - product) <= 1e-6 * std::fabs(product));
+        // Far beyond the scale: q = -128 or 127.
+        const double q = x < 0 ? -128 : 127;
+        const double wanted = q * static_cast<double>(kStaticScale) * weight.weight * k;
+        const float saturated =
+            ProductOfExtremes(kernels, weight.dtype, kInputInt8Static, weight.byte, x * 1e30f, k);
+        CHECK(std::fabs(saturated - wanted) <= 1e-6 * std::fabs(wanted));
       }
-      const PackedMatrix w = packed.Matrix();
-      const Input in = MakeInput(kernels, w, 1, false, x, k);
-      std::vector<float> out(n);
-      LinearArgs args = {};
-      args.w = w;
-      args.q = in.q.data();
-      args.q_stride = k;
-      args.q_scales = in.scales.data();
-      args.q_sums = in.sums.data();
-      args.q_groups = 1;
-      args.out = out.data();
-      args.out_stride = n;
-      kernels.linear_int8[dtype](args, 0, 1, 0, 1);
-      for (float y : out) CHECK(std::fabs(y + weight * k) < 1e-3 * k);
     }
+  }
+}
+
+// The one column of 16 at which x is 1 comes out as the weights' values, for every code there is.
+void CheckEveryCode(const KernelTable& kernels) {
+  for (uint32_t dtype : {kF16, kF8, kI8, kI4, kF4}) {
+    const uint32_t codes = dtype == kF16 ? 65536 : dtype == kF8 || dtype == kI8 ? 256 : 16;
+    const uint32_t k = dtype == kF16 || dtype == kF8 ? 1 : 16;
+    const bool in_groups = dtype == kF4;
+    for (int zero = -1; zero <= (dtype == kI4 ? 15 : -1); ++zero) {
+      Packed packed = PackMatrix(std::vector<float>(static_cast<size_t>(codes) * k, 1.0f), codes, k,
+                                 dtype, in_groups ? 16 : 0, false, zero >= 0);
+      packed.scales.assign(packed.scales.size(), 1.0f);
+      packed.f8_scales.assign(packed.f8_scales.size(), 0x38);  // 1
+      packed.record.outer_scale = 1.0f;
+      packed.zeros.assign(packed.zeros.size(), static_cast<float>(zero));
+      for (uint32_t row = 0; row < codes; ++row) {
+        for (uint32_t i = 0; i < k; ++i) PutCode(&packed, row, i, (row + i) % codes);
+      }
+      for (uint32_t i = 0; i < k; ++i) {
+        std::vector<float> x(k, 0.0f), out(codes);
+        x[i] = 1.0f;
+        LinearArgs args = {};
+        args.w = packed.Matrix();
+        args.x = x.data();
+        args.x_stride = k;
+        args.out = out.data();
+        args.out_stride = codes;
+        kernels.linear_float[dtype](args, 0, 1, 0, (codes + kTile - 1) / kTile);
+        for (uint32_t row = 0; row < codes; ++row) {
+          const uint32_t code = (row + i) % codes;
+          const double value = dtype == kF16  ? F16Value(static_cast<uint16_t>(code))
+                               : dtype == kF8 ? F8Value(static_cast<uint8_t>(code))
+                               : dtype == kI8 ? static_cast<int8_t>(code)
+                               : dtype == kF4 ? F4Value(code)
+                                              : static_cast<int>(code) - (zero < 0 ? 8 : zero);
+          if (dtype == kF8 && value != value) continue;  // no weight is NaN
+          CHECK(out[row] == value || (std::isnan(out[row]) && std::isnan(value)));
+        }
+      }
+    }
+  }
+  // Every scale of F4, subnormal ones too.
+  Packed packed = PackMatrix(std::vector<float>(256 * 16, 1.0f), 256, 16, kF4, 16);
+  packed.record.outer_scale = 0.75f;
+  for (uint32_t row = 0; row < 256; ++row) {
+    packed.f8_scales[row] = static_cast<uint8_t>(row);
+    for (uint32_t i = 0; i < 16; ++i) PutCode(&packed, row, i, 2);
+  }
+  const std::vector<float> x(16, 1.0f);
+  std::vector<float> out(256);
+  LinearArgs args = {};
+  args.w = packed.Matrix();
+  args.x = x.data();
+  args.x_stride = 16;
+  args.out = out.data();
+  args.out_stride = 256;
+  kernels.linear_float[kF4](args, 0, 1, 0, 16);
+  for (uint32_t row = 0; row < 256; ++row) {
+    const double value = 16 * 0.75 * F8Value(static_cast<uint8_t>(row));
+    CHECK(out[row] == value || (std::isnan(out[row]) && std::isnan(value)));
   }
 }
 
@@ -188,6 +298,12 @@ void CheckZerosAndNan(const KernelTable& kernels) {
         scales[0] = 0;
         kernels.quantize_row(x.data(), 40, 64, 1, 4, q.data(), scales.data(), sums.data());
         CHECK(std::isnan(scales[0]));
+        if (std::isnan(bad)) {  // an infinity is saturated by a scale that it did not make
+          scales[0] = 0;
+          kernels.quantize_row_static(x.data(), 40, 64, 0.1f, 4, q.data(), scales.data(),
+                                      sums.data());
+          CHECK(std::isnan(scales[0]));
+        }
         kernels.quantize_row(x.data(), 40, 64, 4, 4, q.data(), scales.data(), sums.data());
         for (uint32_t g = 0; g < 4; ++g) CHECK(std::isnan(scales[g]) == (g == at / 10));
       }
@@ -199,21 +315,64 @@ void CheckZerosAndNan(const KernelTable& kernels) {
 
 int main() {
   const Case cases[] = {
-      {kF32, 16, 64, 0, false},  {kF32, 50, 37, 0, false},  {kF32, 7, 1, 0, false},
-      {kBF16, 33, 65, 0, false}, {kBF16, 96, 48, 0, false}, {kI8, 50, 37, 0, false},
-      {kI8, 112, 64, 0, false},  {kI8, 17, 3, 0, false},    {kI8, 40, 96, 32, false},
-      {kI8, 40, 96, 12, true},   {kI4, 50, 37, 0, false},   {kI4, 48, 576, 0, false},
-      {kI4, 40, 96, 32, false},  {kI4, 70, 256, 64, true},  {kI4, 21, 72, 24, true},
-      {kI4, 16, 8, 8, false},
+      {kF32, 16, 64, 0},
+      {kF32, 50, 37, 0},
+      {kF32, 7, 1, 0},
+      {kBF16, 33, 65, 0},
+      {kBF16, 96, 48, 0},
+      {kF16, 50, 37, 0},
+      {kF16, 112, 64, 0},
+      {kF8, 50, 37, 0},
+      {kF8, 113, 64, 0},
+      {kF8, 7, 1, 0},
+      {kF8, 40, 96, 32},
+      {kF8, 40, 39, 13},
+      {kF8, 18, 5, 1},
+      {kF4, 50, 48, 16},
+      {kF4, 113, 160, 16},
+      {kF4, 7, 16, 16},
+      {kI8, 50, 37, 0},
+      {kI8, 112, 64, 0},
+      {kI8, 17, 3, 0},
+      {kI8, 40, 96, 32},
+      {kI8, 40, 96, 12},
+      {kI4, 50, 37, 0},
+      {kI4, 113, 64, 0},
+      {kI4, 17, 3, 0},
+      {kI4, 40, 96, 32},
+      {kI4, 21, 72, 24},
+      {kI4, 16, 8, 8},
+      {kI4, 50, 37, 0, kInputFloat, true},
+      {kI4, 113, 256, 64, kInputFloat, true},
+      {kI4, 21, 72, 24, kInputFloat, true},
+      {kI8, 50, 37, 0, kInputInt8Row},
+      {kI8, 112, 64, 0, kInputInt8Row},
+      {kI8, 17, 3, 0, kInputInt8Row},
+      {kI8, 40, 96, 32, kInputInt8Row},
+      {kI8, 40, 96, 12, kInputInt8Group},
+      {kI8, 50, 37, 0, kInputInt8Static},
+      {kI8, 112, 64, 0, kInputInt8Static},
+      {kI8, 40, 96, 32, kInputInt8Static},
+      {kI4, 50, 37, 0, kInputInt8Row},
+      {kI4, 48, 576, 0, kInputInt8Row},
+      {kI4, 40, 96, 32, kInputInt8Row},
+      {kI4, 70, 256, 64, kInputInt8Group},
+      {kI4, 21, 72, 24, kInputInt8Group},
+      {kI4, 16, 8, 8, kInputInt8Row},
+      {kI4, 50, 37, 0, kInputInt8Static},
+      {kI4, 70, 256, 64, kInputInt8Static},
   };
   for (const KernelTable* kernels : UsableTables()) {
     Random random(7);
     for (const Case& c : cases) {
+      const Packed packed = PackMatrix(random.Floats(static_cast<size_t>(c.n) * c.k), c.n, c.k,
+                                       c.dtype, c.group_size, false, c.with_zeros);
       for (uint32_t rows = 1; rows <= 37; rows += rows < 10 ? 1 : 9) {
-        RunCase(*kernels, c, rows, rows % 2 == 0, rows % 3 == 0, &random);
+        RunCase(*kernels, c, packed, rows, rows % 2 == 0, rows % 3 == 0, &random);
       }
     }
     CheckExtremes(*kernels);
+    CheckEveryCode(*kernels);
     CheckZerosAndNan(*kernels);
     printf("%s: ok\n", kernels->name);
   }

@@ -17,6 +17,7 @@
 #include "cpu/kernels.h"
 #include "cpu/plan.h"
 #include "cpu/plan_format.h"
+#include "packed.h"
 
 namespace plansmith {
 namespace cpu {
@@ -44,92 +45,6 @@ class Random {
  private:
   uint64_t state_;
 };
-
-inline uint16_t ToBf16(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof(bits));
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-// A matrix packed as the plan format says, and what it stands for.
-struct Packed {
-  TensorRecord record = {};
-  std::vector<uint8_t> data;
-  std::vector<float> scales;
-  std::vector<double> values;  // [N][K] after quantization
-
-  PackedMatrix Matrix() const {
-    const PaddedShape shape = PaddedShapeOf(record);
-    PackedMatrix m = {};
-    m.dtype = record.dtype;
-    m.rows = record.rows;
-    m.cols = record.cols;
-    m.padded_cols = static_cast<uint32_t>(shape.cols);
-    m.num_groups = static_cast<uint32_t>(shape.num_groups);
-    m.group_cols = record.group_size != 0 ? record.group_size : m.padded_cols;
-    m.data = data.data();
-    m.scales = scales.empty() ? nullptr : scales.data();
-    m.outer_scale = record.outer_scale;
-    return m;
-  }
-};
-
-inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, uint32_t dtype,
-                         uint32_t group_size = 0, bool row_major = false) {
-  Packed p;
-  const uint32_t layouts[] = {kPackedN16, kPackedN16, kPackedN16K4, kPackedN16K8};
-  p.record.dtype = dtype;
-  p.record.layout = row_major ? static_cast<uint32_t>(kRowMajor) : layouts[dtype];
-  p.record.rows = n;
-  p.record.cols = k;
-  p.record.group_size = group_size;
-  p.record.outer_scale = 1;
-  p.values.resize(static_cast<size_t>(n) * k);
-  const PaddedShape shape = PaddedShapeOf(p.record);
-  p.data.assign(DataBytesOf(p.record), dtype == kI4 ? 0x88 : 0);
-  const size_t groups = shape.num_groups, padded = shape.cols;
-  const size_t group = group_size == 0 ? padded : group_size;
-  if (dtype >= kI8) p.scales.assign(shape.rows * groups, 0.0f);
-  for (uint32_t row = 0; row < n; ++row) {
-    const size_t tile = row / kTile, lane = row % kTile;
-    for (size_t first = 0; first < k; first += group) {
-      const size_t end = first + group < k ? first + group : k;
-      float largest = 0;
-      for (size_t i = first; i < end; ++i) largest = std::fmax(largest, std::fabs(w[row * k + i]));
-      const float scale = dtype == kI8 ? largest / 127 : dtype == kI4 ? largest / 7 : 0;
-      const size_t at = (tile * groups + first / group) * kTile + lane;
-      if (dtype >= kI8) p.scales[at] = scale;
-      for (size_t i = first; i < end; ++i) {
-        const float x = w[row * k + i];
-        const size_t float_at = row_major ? row * k + i : (tile * padded + i) * kTile + lane;
-        if (dtype == kF32) {
-          memcpy(p.data.data() + float_at * 4, &x, 4);
-          p.values[row * k + i] = x;
-        } else if (dtype == kBF16) {
-          const uint16_t h = ToBf16(x);
-          memcpy(p.data.data() + float_at * 2, &h, 2);
-          const uint32_t bits = static_cast<uint32_t>(h) << 16;
-          float back;
-          memcpy(&back, &bits, 4);
-          p.values[row * k + i] = back;
-        } else {
-          const int value = scale > 0 ? static_cast<int>(std::lrintf(x / scale)) : 0;
-          p.values[row * k + i] = static_cast<double>(value) * scale;
-          const size_t step = dtype == kI8 ? 4 : 8;
-          uint8_t* byte =
-              p.data.data() + (tile * (padded / step) + i / step) * 64 + lane * 4 + i % 4;
-          if (dtype == kI8) {
-            *byte = static_cast<uint8_t>(value);
-          } else {
-            const int shift = i % 8 < 4 ? 0 : 4;
-            *byte = static_cast<uint8_t>((*byte & ~(15 << shift)) | ((value + 8) << shift));
-          }
-        }
-      }
-    }
-  }
-  return p;
-}
 
 // Collects slots, tensors and ops and writes the file's bytes.
 class PlanBuilder {
@@ -177,8 +92,12 @@ class PlanBuilder {
       TensorRecord& r = t.record;
       r.data_bytes = t.data.size();
       r.data_offset = Append(&out, t.data.data(), r.data_bytes);
-      r.scales_bytes = t.scales.size() * sizeof(float);
-      r.scales_offset = r.scales_bytes ? Append(&out, t.scales.data(), r.scales_bytes) : 0;
+      r.scales_bytes = t.scales.size() * sizeof(float) + t.f8_scales.size();
+      const void* scales =
+          t.f8_scales.empty() ? static_cast<const void*>(t.scales.data()) : t.f8_scales.data();
+      r.scales_offset = r.scales_bytes ? Append(&out, scales, r.scales_bytes) : 0;
+      r.zeros_bytes = t.zeros.size() * sizeof(float);
+      r.zeros_offset = r.zeros_bytes ? Append(&out, t.zeros.data(), r.zeros_bytes) : 0;
       records.push_back(r);
     }
     if (tensor_bytes) memcpy(out.data() + header.tensors_offset, records.data(), tensor_bytes);

@@ -95,7 +95,7 @@ void CheckRules() {
       {[](TinyModel* m) { m->plan.tensors[2].record.group_size = 7; },
        "group_size 7, wanted a divisor"},
       {[](TinyModel* m) { m->plan.tensors[0].record.group_size = 4; },
-       "only I8 and I4 have groups"},
+       "only I8, I4, F8 and F4 have groups"},
       {[](TinyModel* m) { m->plan.tensors[2].data.pop_back(); }, "bytes of data, its shape wants"},
       {[](TinyModel* m) { m->plan.tensors[2].scales.clear(); }, "has 0 bytes of scales"},
       {[&](TinyModel* m) { op(m, kOpAdd).code = 99; }, "code 99 is not known"},

@@ -82,6 +82,9 @@ void CheckLengths(const KernelTable& kernels, uint32_t n, Random* random) {
   kernels.add(a.data(), b.data(), n, out.data());
   for (uint32_t i = 0; i < n; ++i) CHECK(out[i] == a[i] + b[i]);
   CHECK(out[n] == 9.0f);
+  kernels.mul(a.data(), b.data(), n, out.data());
+  for (uint32_t i = 0; i < n; ++i) CHECK(out[i] == a[i] * b[i]);
+  CHECK(out[n] == 9.0f);
 
   double squares = 0;
   for (float x : a) squares += static_cast<double>(x) * x;
@@ -119,12 +122,14 @@ void CheckLengths(const KernelTable& kernels, uint32_t n, Random* random) {
 
 void CheckEmbedding() {
   Random random(5);
-  for (uint32_t dtype = 0; dtype < 4; ++dtype) {
-    for (int variant = 0; variant < 2;
-         ++variant) {  // one group or groups of 24; packed or row-major
-      const bool row_major = variant == 1 && dtype <= kBF16;
-      const uint32_t n = 37, k = 72, group_size = dtype >= kI8 && variant == 1 ? 24 : 0;
-      const Packed p = PackMatrix(random.Floats(n * k), n, k, dtype, group_size, row_major);
+  for (uint32_t dtype = 0; dtype < kNumDTypes; ++dtype) {
+    // One group or groups of 24 (of F4 16); packed or row-major; without and with zero points.
+    for (int variant = 0; variant < (dtype == kI4 ? 4 : 2); ++variant) {
+      const bool row_major = variant == 1 && !IsQuantized(dtype);
+      const uint32_t n = 37, k = dtype == kF4 ? 80 : 72;
+      const uint32_t group = IsQuantized(dtype) && variant % 2 == 1 ? 24 : 0;
+      const Packed p = PackMatrix(random.Floats(n * k), n, k, dtype, dtype == kF4 ? 16 : group,
+                                  row_major, variant >= 2);
       std::vector<float> out(k);
       for (uint32_t row = 0; row < n; ++row) {
         DequantizeRow(p.Matrix(), p.record.layout, row, 2.5f, out.data());

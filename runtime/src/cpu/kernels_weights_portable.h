@@ -1,0 +1,111 @@
+// Weights of every type decoded in plain C++, 16 outputs (two vectors) at a time: the `Weights` of
+// FloatBlock (kernels_linear.h).
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cpu/kernels_linear.h"
+#include "cpu/simd_portable.h"
+
+namespace plansmith {
+namespace cpu {
+namespace {
+
+inline float FloatOf(uint32_t bits) {
+  float r;
+  memcpy(&r, &bits, sizeof(r));
+  return r;
+}
+// A half float: its bits in a float's place are its value / 2^112, infinities and NaN apart.
+inline float HalfToFloat(uint16_t half) {
+  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7FFF) << 13;
+  const float r =
+      magnitude >= 0x0F800000u ? FloatOf(magnitude | 0x7F800000u) : FloatOf(magnitude) * 0x1p112f;
+  return half > 0x7FFF ? -r : r;
+}
+
+// w[h] lane i = value(16 h-th and i-th output).
+template <typename Value>
+inline void DecodeTile(V* w, Value&& value) {
+  for (uint32_t h = 0; h < kTileVectors; ++h) {
+    w[h] = VMake([&](uint32_t i) { return value(h * kLanes + i); });
+  }
+}
+
+struct F32Weights : OneColumn, NoScales {
+  static constexpr uint32_t kLineBytes = 64;
+  static void Next(const Line* line, V* w) {
+    const float* p = reinterpret_cast<const float*>(*line);
+    for (uint32_t h = 0; h < kTileVectors; ++h) w[h] = VLoad(p + h * kLanes);
+  }
+};
+struct Bf16Weights : OneColumn, NoScales {
+  static constexpr uint32_t kLineBytes = 32;
+  static void Next(const Line* line, V* w) {
+    const uint16_t* p = reinterpret_cast<const uint16_t*>(*line);
+    DecodeTile(w, [&](uint32_t i) { return FloatOf(static_cast<uint32_t>(p[i]) << 16); });
+  }
+};
+struct F16Weights : OneColumn, NoScales {
+  static constexpr uint32_t kLineBytes = 32;
+  static void Next(const Line* line, V* w) {
+    const uint16_t* p = reinterpret_cast<const uint16_t*>(*line);
+    DecodeTile(w, [&](uint32_t i) { return HalfToFloat(p[i]); });
+  }
+};
+struct F8Weights : OneColumn, F8Scales {
+  static constexpr uint32_t kLineBytes = 16;
+  static void Next(const Line* line, V* w) {
+    for (uint32_t h = 0; h < kTileVectors; ++h) w[h] = VLoadF8(*line + h * kLanes);
+  }
+};
+
+// A line of 64 bytes, 4 of each output.
+struct PackedLine {
+  const uint8_t* bytes;
+  uint32_t next;
+};
+struct LineOf64 {
+  static constexpr uint32_t kLineBytes = 64;
+  using Line = PackedLine;
+  static Line Load(const uint8_t* p) { return {p, 0}; }
+  static uint32_t Column(uint32_t i) { return i; }
+};
+struct I8Weights : LineOf64, FloatScales {
+  static constexpr uint32_t kStep = 4;
+  static void Next(Line* line, V* w) {
+    const int8_t* p = reinterpret_cast<const int8_t*>(line->bytes) + line->next++;
+    DecodeTile(w, [&](uint32_t i) { return static_cast<float>(p[i * 4]); });
+  }
+};
+template <typename Decode>
+struct NibbleWeights : LineOf64 {
+  static constexpr uint32_t kStep = 8;
+  static void Next(Line* line, V* w) {
+    const uint8_t* p = line->bytes + line->next % 4;
+    const uint32_t shift = line->next++ / 4 * 4;
+    DecodeTile(w, [&](uint32_t i) { return Decode::Value((p[i * 4] >> shift) & 15); });
+  }
+};
+struct DecodeI4 {
+  static float Value(int code) { return static_cast<float>(code - 8); }
+};
+struct DecodeCode {
+  static float Value(int code) { return static_cast<float>(code); }
+};
+struct DecodeF4 {
+  static float Value(int code) {
+    constexpr float kValues[] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                 -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    return kValues[code];
+  }
+};
+struct I4Weights : NibbleWeights<DecodeI4>, FloatScales {};
+struct I4ZeroWeights : NibbleWeights<DecodeCode>, FloatScales {
+  static constexpr bool kHasZeros = true;
+};
+struct F4Weights : NibbleWeights<DecodeF4>, F4Scales {};
+
+}  // namespace
+}  // namespace cpu
+}  // namespace plansmith
