@@ -205,7 +205,8 @@ def _transformers_logits(checkpoint: Checkpoint, sequences: Sequence[Sequence[in
         )
     if checkpoint.describe()["kind"] == "tensorrt_llm":
         raise UnsupportedError(
-            f"--against transformers cannot open {checkpoint.path}, a TensorRT-LLM checkpoint; compare --against reference"
+            f"--against transformers cannot open {checkpoint.path}, a TensorRT-LLM checkpoint; compare --against "
+            "reference"
         )
     import torch
     import transformers

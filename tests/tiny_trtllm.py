@@ -60,7 +60,12 @@ def trtllm_config(hf: dict[str, Any]) -> dict[str, Any]:
         "use_parallel_embedding": False,
         "embedding_sharding_dim": 0,
         "qk_layernorm": False,
-        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None, "exclude_modules": None, "group_size": 128},
+        "quantization": {
+            "quant_algo": None,
+            "kv_cache_quant_algo": None,
+            "exclude_modules": None,
+            "group_size": 128,
+        },
         "runtime_defaults": None,
     }
     kind = hf["model_type"]
@@ -70,7 +75,12 @@ def trtllm_config(hf: dict[str, Any]) -> dict[str, Any]:
     if kind.startswith("qwen"):
         config |= {"qwen_type": kind, "attn_bias": kind == "qwen2", "mlp_bias": False, "use_logn_attn": False}
     if kind.startswith("gemma"):
-        config |= {"attn_bias": False, "mlp_bias": False, "share_embedding_table": True, "inter_layernorms": True}
+        config |= {
+            "attn_bias": False,
+            "mlp_bias": False,
+            "share_embedding_table": True,
+            "inter_layernorms": True,
+        }
         config |= {name: hf.get(name) for name in ("query_pre_attn_scalar", "final_logit_softcapping")}
     if kind == "gemma2":
         config["attn_logit_softcapping"] = hf["attn_logit_softcapping"]
@@ -109,7 +119,9 @@ def convert(state: Tensors, config: dict[str, Any]) -> Tensors:
     return out
 
 
-def _convert_layer(out: Tensors, layer: str, rest: str, value: torch.Tensor, state: Tensors, gemma: bool) -> None:
+def _convert_layer(
+    out: Tensors, layer: str, rest: str, value: torch.Tensor, state: Tensors, gemma: bool
+) -> None:
     module, leaf = rest.rsplit(".", 1)
     names = {
         "self_attn.o_proj": "attention.dense",
@@ -180,9 +192,15 @@ def _part(rest: str, value: torch.Tensor, config: dict[str, Any], part: int) -> 
         unit = value.shape[0] // (heads + 2 * kv)  # rows of a head, or of half of it where two are packed
         q, k, v = value.split([heads * unit, kv * unit, kv * unit])
         if kv < tp:
-            k, v = (one.reshape(kv, 1, unit, -1).repeat(1, tp // kv, 1, 1).reshape(tp * unit, *one.shape[1:]) for one in (k, v))
+            k, v = (
+                one.reshape(kv, 1, unit, -1).repeat(1, tp // kv, 1, 1).reshape(tp * unit, *one.shape[1:])
+                for one in (k, v)
+            )
         return torch.cat([one.chunk(tp)[part] for one in (q, k, v)])
-    if module in ("mlp.fc", "mlp.gate") and leaf not in ("prequant_scaling_factor", "activation_scaling_factor"):
+    if module in ("mlp.fc", "mlp.gate") and leaf not in (
+        "prequant_scaling_factor",
+        "activation_scaling_factor",
+    ):
         return value.chunk(tp)[part]
     if module in ("attention.dense", "mlp.proj"):
         if leaf in ("weight", "weights_scaling_factor") and value.dim() == 2:

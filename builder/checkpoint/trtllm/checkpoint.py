@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..quantized.source import QuantizedWeights
 from ..tokenizer_check import check_tokenizer
 from ..tokenizer_files import special_ids, tokenizer_directory, tokenizer_files_in
 from ..weights import MappedWeights, same_values
-from .config import TrtllmConfig, read_config, read_mapping
+from .config import read_config, read_mapping
 from .kinds import refuse_engine
 from .names import with_trtllm_parts
 from .quantization import TrtllmReader, quantization_section
@@ -48,6 +49,7 @@ class TrtllmCheckpoint:
         self._tokenizer = self._find_tokenizer(tokenizer)
         self._ids = special_ids(self._tokenizer)
         tied = _is_tied(store)
+        config.hf["vocab_size"] = store.trim_vocabulary(padding=_padding(config.quantization))
         spec, family = read_spec(
             {**config.hf, **self._ids, "tie_word_embeddings": tied}, str(path), max_seq_len
         )
@@ -63,7 +65,7 @@ class TrtllmCheckpoint:
         section = quantization_section(config, directory)
         self.weights: MappedWeights
         if section is None:
-            _check_plain(store, config)
+            _check_plain(store)
             self.weights = MappedWeights(store, spec, family)
         else:
             reader = TrtllmReader(config, *section, store)
@@ -96,6 +98,12 @@ class TrtllmCheckpoint:
         return [path for path in small if path.is_file()] + self._files
 
 
+def _padding(quantization: Mapping[str, Any]) -> int:
+    """Return the number that the vocabulary was padded to a multiple of: ModelOpt does so for AWQ, without a word."""
+    algo = quantization.get("quant_algo")
+    return 64 if isinstance(algo, str) and "AWQ" in algo else 1
+
+
 def _is_tied(store: RankStore) -> bool:
     """Return whether the embedding table is the head too: there is no head, or one that repeats the table."""
     if not store.has(_HEAD):
@@ -109,11 +117,11 @@ def _is_tied(store: RankStore) -> bool:
     return True
 
 
-def _check_plain(store: RankStore, config: TrtllmConfig) -> None:
+def _check_plain(store: RankStore) -> None:
     """Raise CheckpointError for quantized tensors that config.json does not speak of."""
-    odd: list[Any] = sorted(name for name in store.names() if store.dtype(name) not in FLOATS)
+    odd = sorted(name for name in store.names() if store.dtype(name) not in FLOATS)
     if odd:
         raise CheckpointError(
-            f"{store.where}: tensor {odd[0]!r} is stored as {store.dtype(odd[0])}, and config.json has no quantization; "
-            "it belongs to another checkpoint"
+            f"{store.where}: tensor {odd[0]!r} is stored as {store.dtype(odd[0])}, and config.json has no "
+            "quantization; it belongs to another checkpoint"
         )

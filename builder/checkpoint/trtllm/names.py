@@ -1,4 +1,4 @@
-"""Where canonical weights lie in a TensorRT-LLM checkpoint: fused q, k and v; `fc` is gate_proj and `gate` is up_proj."""
+"""Where canonical weights lie in a TensorRT-LLM checkpoint: q, k and v in one; `fc` is gate_proj, `gate` is up_proj."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _REFUSED = {
     "W4A8_QSERVE_PER_GROUP": "whose weights are shuffled for QServe's kernels",
     "W4A8_QSERVE_PER_CHANNEL": "whose weights are shuffled for QServe's kernels",
 }
-_REMEDY = "give the Hugging Face checkpoint it was converted from and quantize that (plansmith quantize, or build --precision)"
+_REMEDY = "give the Hugging Face checkpoint it was converted from, and quantize it here (plansmith quantize)"
 _LEAVES = {  # ModelOpt's name in Hugging Face form -> the same tensor here
     "weight_scale": "weights_scaling_factor",
     "weight_scale_2": "weights_scaling_factor_2",
@@ -98,8 +98,8 @@ class TrtllmReader(ModelOptReader):
             raise module.error(f"is quantized as {algo}, {_INTERLEAVED}; {_REMEDY}")
         if algo in ("W8A16", "FP8_PER_CHANNEL_PER_TOKEN") and module.is_float:
             raise module.error(
-                f"is plain {module.dtype('weight')} and to be quantized to {algo} by trtllm-build; to do that here, set "
-                "quant_algo to null in config.json and build with --precision int8"
+                f"is plain {module.dtype('weight')} and to be quantized to {algo} by trtllm-build; to do that here, "
+                "set quant_algo to null in config.json and build with --precision int8"
             )
         if algo.startswith("FP8") and module.has("weight") and module.dtype("weight") == I8:
             self._store.read_as_fp8(f"{module.name}.weight")

@@ -23,6 +23,7 @@ from .config import TrtllmConfig
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
 _COLUMN, _ROW = ("fc", "gate", "lm_head"), ("dense", "proj")
 _BY_OUTPUT = ("weight", "bias", "weights_scaling_factor", "per_channel_scale")
+_TABLE, _HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
 _RECIPROCAL = "kv_cache_rcp_scaling_factor"  # 1 / kv_cache_scaling_factor, which is there too
 
 
@@ -69,6 +70,7 @@ class RankStore:
         self._config, self._ranks = config, files
         self._pieces: dict[str, _Piece] = {}
         self._types: dict[str, str] = {}
+        self._vocab = self._stored_vocab = int(config.hf["vocab_size"])
         tp, first_layer = config.tp_size, 0
         for stage in range(config.pp_size):
             shares = tuple(files[stage * tp : (stage + 1) * tp])
@@ -89,8 +91,8 @@ class RankStore:
                 first = shares[0].shape(name), shares[0].dtype(name)
                 if (share.shape(name), share.dtype(name)) != first:
                     raise CheckpointError(
-                        f"{share.where}: tensor {name!r} is {share.dtype(name)} {list(share.shape(name))}, rank 0 of the "
-                        f"layer has {first[1]} {list(first[0])}; the files are of two checkpoints"
+                        f"{share.where}: tensor {name!r} is {share.dtype(name)} {list(share.shape(name))}, the first "
+                        f"rank of the layer has {first[1]} {list(first[0])}; the files are of two checkpoints"
                     )
         layers = 0
         for name in sorted(names):
@@ -122,6 +124,22 @@ class RankStore:
         """Take a tensor of bytes for E4M3 numbers."""
         self._types[name] = "F8_E4M3"
 
+    def trim_vocabulary(self, padding: int) -> int:
+        """Leave out the rows of zeros that pad the vocabulary to a multiple of `padding`; return what is left.
+
+        A token of that padding would have a logit of 0, which may be the largest there is.
+        """
+        tables = [self.raw(name) for name in (_TABLE, _HEAD) if self.has(name)]
+        if self._vocab % padding or any(
+            table.ndim != 2 or len(table) != self._vocab or table.dtype.itemsize < 2 for table in tables
+        ):
+            return self._vocab
+        last = self._vocab
+        while last > max(1, self._vocab - padding + 1) and not any(table[last - 1].any() for table in tables):
+            last -= 1
+        self._vocab = last
+        return last
+
     def leave_out(self, name: str) -> None:
         """Forget a tensor that says nothing new."""
         del self._pieces[name]
@@ -144,13 +162,13 @@ class RankStore:
         piece = self._pieces[name]
         shapes = piece.shapes()
         axis = self._axis(name, len(shapes[0]))
-        if axis is None:
-            return shapes[0]
         whole = list(shapes[0])
-        whole[axis] = sum(one[axis] for one in shapes)
-        if _is_qkv(name):
-            whole[axis] = self._qkv_rows(whole[axis])
-        whole[0] = self._vocab_rows(name, whole[0])
+        if axis is not None:
+            whole[axis] = sum(one[axis] for one in shapes)
+            if _is_qkv(name):
+                whole[axis] = self._qkv_rows(whole[axis])
+        if whole:
+            whole[0] = self._vocab_rows(name, whole[0])
         return tuple(whole)
 
     def raw(self, name: str) -> Array:
@@ -162,20 +180,16 @@ class RankStore:
         piece = self._pieces[name]
         parts = [file.raw(piece.name) for file in piece.files]
         axis = self._axis(name, parts[0].ndim)
-        if len(parts) == 1:
-            return parts[0]
         if axis is None:
             self._check_alike(name, parts)
-            return parts[0]
-        if _is_qkv(name):
-            return self._join_qkv(parts)
-        whole = np.concatenate(parts, axis=axis)
-        return whole[: self._vocab_rows(name, len(whole))]
+            whole = parts[0]
+        else:
+            whole = self._join_qkv(parts) if _is_qkv(name) else np.concatenate(parts, axis=axis)
+        return whole[: self._vocab_rows(name, len(whole))] if whole.ndim else whole
 
     def get(self, name: str) -> Array:
-        """Return a tensor of floats; CheckpointError for another type."""
-        piece = self._pieces[name]
-        return piece.files[0].get(piece.name) if len(piece.files) == 1 else self.raw(name)
+        """Return a tensor of floats."""
+        return self.raw(name)
 
     def stored(self) -> dict[str, int]:
         """Return the bytes of each type of tensor in the files, the most first."""
@@ -203,9 +217,10 @@ class RankStore:
 
     def _vocab_rows(self, name: str, rows: int) -> int:
         """Return the rows of a vocabulary that was padded to a multiple of tp_size, without the padding."""
-        vocab, tp = self._config.hf["vocab_size"], self._config.tp_size
+        tp = self._config.tp_size
         is_vocab = name.split(".")[-2] in ("vocab_embedding", "lm_head")
-        return int(vocab) if is_vocab and rows == -(-vocab // tp) * tp else rows
+        padded = (self._stored_vocab, -(-self._stored_vocab // tp) * tp)
+        return self._vocab if is_vocab and rows in padded else rows
 
     def _heads(self) -> tuple[int, int]:
         return self._config.hf["num_attention_heads"], self._config.hf["num_key_value_heads"]
@@ -248,8 +263,8 @@ def check_shares(config: TrtllmConfig, where: str, fused_mlp: bool) -> None:
     heads, kv_heads = config.hf["num_attention_heads"], config.hf["num_key_value_heads"]
     if heads % tp or (kv_heads % tp and tp % kv_heads):
         raise CheckpointError(
-            f"{where}: tp_size is {tp}, which does not go with {heads} heads and {kv_heads} KV heads; convert the model "
-            "again with tp_size 1"
+            f"{where}: tp_size is {tp}, which does not go with {heads} heads and {kv_heads} KV heads; convert the "
+            "model again with tp_size 1"
         )
     if tp > 1 and fused_mlp:
         raise CheckpointError(
