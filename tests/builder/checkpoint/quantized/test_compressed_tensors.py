@@ -1,0 +1,440 @@
+"""compressed-tensors: every format written from known codes comes back, and its groups and patterns are followed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from plansmith.builder.checkpoint import open_checkpoint
+from plansmith.builder.scheme import ROW, WHOLE, Scheme
+from plansmith.runtime.errors import CheckpointError
+from tiny_models import make_tiny
+from tiny_packing import along_columns, along_rows
+from tiny_quantized import edit_json, linear_names, rewrite
+
+Q = "model.layers.0.self_attn.q_proj"
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False}
+FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+TOKEN = {"strategy": "token", "dynamic": True, "observer": None}
+TENSOR, CHANNEL, GROUP = (
+    {"strategy": "tensor"},
+    {"strategy": "channel"},
+    {"strategy": "group", "group_size": 32},
+)
+BLOCK = {"strategy": "block", "block_structure": [32, 32]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A format: what its config group says, the scheme that is wanted, and its name."""
+
+    format: str
+    weights: dict[str, Any]
+    inputs: dict[str, Any] | None
+    scheme: Scheme
+    name: str
+
+
+CASES = {
+    "fp8": Case(
+        "float-quantized", {**FP8, **TENSOR}, {**FP8, **TENSOR}, Scheme("fp8", WHOLE, input="fp8"), "fp8"
+    ),
+    "fp8_channel": Case(
+        "float-quantized",
+        {**FP8, **CHANNEL},
+        {**FP8, **TOKEN},
+        Scheme("fp8", ROW, input="fp8", input_group=ROW),
+        "fp8_per_channel",
+    ),
+    "fp8_naive": Case(
+        "naive-quantized",
+        {**FP8, **TENSOR},
+        {**FP8, **TOKEN},
+        Scheme("fp8", WHOLE, input="fp8", input_group=ROW),
+        "fp8_dynamic",
+    ),
+    "fp8_block": Case(
+        "float-quantized",
+        {**FP8, **BLOCK},
+        {**FP8, "strategy": "group", "group_size": 32, "dynamic": True},
+        Scheme("fp8", 32, input="fp8", input_group=32),
+        "fp8_blocks",
+    ),
+    "int8_dynamic": Case(
+        "int-quantized",
+        {**INT8, **CHANNEL},
+        {**INT8, **TOKEN},
+        Scheme("int8", ROW, input="int8", input_group=ROW),
+        "int8_w8a8",
+    ),
+    "int8_static": Case(
+        "int-quantized",
+        {**INT8, **TENSOR},
+        {**INT8, **TENSOR},
+        Scheme("int8", ROW, input="int8"),
+        "int8_w8a8",
+    ),
+    "w8a16": Case("pack-quantized", {**INT8, **CHANNEL}, None, Scheme("int8", ROW), "int8_wo"),
+    "w8a16_group": Case("pack-quantized", {**INT8, **GROUP}, None, Scheme("int8", 32), "int8_wo"),
+    "w4a16": Case(
+        "pack-quantized", {**INT4, **GROUP, "actorder": "weight"}, None, Scheme("int4", 32), "int4_wo"
+    ),
+    "w4a16_channel": Case("pack-quantized", {**INT4, **CHANNEL}, None, Scheme("int4", 64), "int4_wo"),
+    "w4a16_zeros": Case(
+        "pack-quantized",
+        {**INT4, **GROUP, "symmetric": False},
+        None,
+        Scheme("int4", 32, zero_points=True),
+        "int4_wo",
+    ),
+    "w4a16_channel_zeros": Case(
+        "pack-quantized",
+        {**INT4, **CHANNEL, "symmetric": False},
+        None,
+        Scheme("int4", 64, zero_points=True),
+        "int4_wo",
+    ),
+    "nvfp4": Case(
+        "nvfp4-pack-quantized", FP4, {**FP4, "dynamic": "local"}, Scheme("fp4", 16, input="fp4"), "nvfp4"
+    ),
+    "nvfp4a16": Case("nvfp4-pack-quantized", FP4, None, Scheme("fp4", 16), "nvfp4_wo"),
+}
+
+
+def config(case: Case, **change: Any) -> dict[str, Any]:
+    group = {
+        "targets": ["Linear"],
+        "weights": case.weights,
+        "input_activations": case.inputs,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": case.format,
+        "quantization_status": "compressed",
+        "global_compression_ratio": 1.5,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": "0.12.2",
+        **change,
+    }
+
+
+def make(
+    name: str, path: Path, family: str = "llama", only: str = "", **change: Any
+) -> tuple[Path, dict[str, np.ndarray]]:
+    """Write a tiny checkpoint of a case; return it and its plain weights. `only`: modules with that in their name."""
+    case = CASES[name]
+    make_tiny(family, path, num_hidden_layers=1)
+    plain: dict[str, np.ndarray] = {}
+
+    def quantize(tensors: dict[str, Any]) -> None:
+        for seed, module in enumerate(linear_names(tensors)):
+            if only in module:
+                n, k = tensors.pop(f"{module}.weight").shape
+                leaves, plain[module] = write(case, n, k, np.random.default_rng(seed))
+                tensors.update({f"{module}.{leaf}": value for leaf, value in leaves.items()})
+
+    rewrite(path, quantize, {"quantization_config": config(case, **change)})
+    return path, plain
+
+
+def write(case: Case, n: int, k: int, random: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the tensors of a random layer and the weight that they stand for."""
+    args = case.weights
+    if case.format.startswith("nvfp4"):
+        return _write_fp4(case, n, k, random)
+    groups = {"tensor": 1, "channel": 1, "group": k // 32, "block": k // 32}[args["strategy"]]
+    rows = {"tensor": 1, "channel": n, "group": n, "block": -(-n // 32)}[args["strategy"]]
+    scale = random.uniform(0.001, 0.02, (rows, groups)).astype(ml_dtypes.bfloat16)
+    per_row = scale.repeat(32, axis=0)[:n] if args["strategy"] == "block" else scale
+    wide = np.broadcast_to(per_row.repeat(k // groups, axis=1), (n, k)).astype(np.float32)
+    leaves: dict[str, Any] = {
+        "weight_scale": _bfloat16(scale[:, 0] if args["strategy"] == "tensor" else scale)
+    }
+    if case.inputs is not None and not case.inputs["dynamic"]:
+        leaves["input_scale"] = np.array([0.5], np.float32)
+    if args["type"] == "float":
+        codes = random.normal(0, 100, (n, k)).astype(ml_dtypes.float8_e4m3fn)
+        leaves["weight"] = _float8(codes)
+        return leaves, codes.astype(np.float32) * wide
+    bits = args["num_bits"]
+    half = 1 << (bits - 1)
+    codes = random.integers(-half, half, (n, k))
+    zeros = np.zeros((n, groups), int) if args["symmetric"] else random.integers(-half, half, (n, groups))
+    if case.format != "pack-quantized":
+        leaves["weight"] = codes.astype(np.int8)
+    else:
+        leaves["weight_packed"] = along_columns(codes + half, bits)
+        leaves["weight_shape"] = np.array([n, k], np.int64)
+    if not args["symmetric"]:
+        leaves["weight_zero_point"] = along_rows(zeros + half, bits)
+    difference = codes - zeros.repeat(k // groups, axis=1)
+    return leaves, difference.astype(np.float32) * wide
+
+
+def _write_fp4(case: Case, n: int, k: int, random: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
+    codes = random.integers(0, 16, (n, k))
+    packed = np.zeros((n, k // 2), np.uint8)
+    plain = np.zeros((n, k), np.float32)
+    scale = random.uniform(1, 400, (n, k // 16)).astype(ml_dtypes.float8_e4m3fn)
+    outer = np.float32(2048.0)
+    for row in range(n):
+        for column in range(k):
+            code = int(codes[row, column])
+            packed[row, column // 2] |= code << (4 * (column % 2))
+            value = E2M1[code & 7] * (-1 if code & 8 else 1)
+            plain[row, column] = np.float32(value) * (np.float32(scale[row, column // 16]) / outer)
+    leaves = {
+        "weight_packed": packed,
+        "weight_scale": _float8(scale),
+        "weight_global_scale": np.array([outer], np.float32),
+    }
+    if case.inputs is not None:
+        leaves["input_global_scale"] = np.array([4.0], np.float32)
+    return leaves, plain
+
+
+def _float8(codes: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(codes.view(np.uint8).copy()).view(torch.float8_e4m3fn)
+
+
+def _bfloat16(values: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values).view(np.uint16).copy()).view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights(name: str, tmp_path: Path) -> None:
+    path, plain = make(name, tmp_path / "m")
+    checkpoint = open_checkpoint(path)
+    quantization = checkpoint.quantization
+    assert quantization is not None
+    assert (quantization.name, quantization.producer) == (CASES[name].name, "compressed-tensors 0.12.2")
+    assert dict(quantization.schemes)["layers.0.q"] == CASES[name].scheme
+    for short, module in (("q", "self_attn.q_proj"), ("o", "self_attn.o_proj"), ("down", "mlp.down_proj")):
+        read, wanted = checkpoint.weights.get(f"layers.0.{short}.weight"), plain[f"model.layers.0.{module}"]
+        np.testing.assert_allclose(read, wanted, rtol=1e-6, atol=0)
+    calibrated = checkpoint.weights.quantized_input("layers.0.q.weight")  # type: ignore[attr-defined]
+    assert calibrated.scale == (1.0 if not CASES[name].scheme.is_static else 0.25 if name == "nvfp4" else 0.5)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_block", "w4a16_zeros", "nvfp4", "int8_static"])
+def test_fused_tensors_are_cut(name: str, tmp_path: Path) -> None:
+    path, plain = make(name, tmp_path / "m", "phi3")
+    get = open_checkpoint(path).weights.get
+    qkv = np.concatenate([get(f"layers.0.{one}.weight") for one in "qkv"])
+    np.testing.assert_allclose(qkv, plain["model.layers.0.self_attn.qkv_proj"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ignore": ["lm_head", "re:.*mlp.*"]},
+        {"targets": ["re:.*self_attn.*"]},
+        {"targets": [f"model.layers.0.self_attn.{name}_proj" for name in "qkvo"]},
+    ],
+)
+def test_targets_and_ignore(change: dict[str, Any], tmp_path: Path) -> None:
+    path, _ = make("w4a16", tmp_path / "m", only="self_attn", ignore=change.get("ignore", []))
+    if "targets" in change:
+        edit_json(
+            path / "config.json",
+            lambda data: data["quantization_config"]["config_groups"]["group_0"].update(change),
+        )
+    quantization = open_checkpoint(path).quantization
+    assert quantization is not None and quantization.name == "int4_wo"
+    assert {name for name, _ in quantization.schemes} == {f"layers.0.{one}" for one in "qkvo"}
+
+
+def test_groups_of_layers(tmp_path: Path) -> None:
+    path, _ = make("w4a16", tmp_path / "m", only="self_attn")
+    fp8, fp8_plain = make("fp8_channel", tmp_path / "other", only="mlp")
+    from safetensors.torch import load_file
+
+    others = {name: one for name, one in load_file(fp8 / "model.safetensors").items() if "mlp" in name}
+
+    def mix(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if "mlp" in name]:
+            del tensors[name]
+        tensors.update(others)
+
+    first, second = (config(CASES[name])["config_groups"]["group_0"] for name in ("w4a16", "fp8_channel"))
+    groups = {
+        "group_0": {**first, "format": "pack-quantized"},
+        "group_1": {**second, "targets": ["re:.*mlp.*"], "format": "float-quantized"},
+    }
+    rewrite(path, mix)
+    edit_json(
+        path / "config.json",
+        lambda data: data["quantization_config"].update(format="mixed-precision", config_groups=groups),
+    )
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.quantization is not None and checkpoint.quantization.name == "mixed"
+    schemes = dict(checkpoint.quantization.schemes)
+    assert (schemes["layers.0.q"].weight, schemes["layers.0.up"].weight) == ("int4", "fp8")
+    np.testing.assert_allclose(
+        checkpoint.weights.get("layers.0.up.weight"), fp8_plain["model.layers.0.mlp.up_proj"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("float", "fp8"), ("int", "int8")])
+def test_kv_cache(kind: str, wanted: str, tmp_path: Path) -> None:
+    scheme = {"num_bits": 8, "type": kind, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    path, _ = make("w4a16", tmp_path / "m", kv_cache_scheme=scheme)
+    with pytest.raises(CheckpointError, match=r"self_attn\.k_scale.*missing"):
+        open_checkpoint(path)
+    scales = {
+        "k_scale": _bfloat16(np.array([0.5], ml_dtypes.bfloat16)),
+        "v_scale": np.array(0.125, np.float32),
+    }
+    rewrite(
+        path, lambda tensors: tensors.update({f"model.layers.0.self_attn.{k}": v for k, v in scales.items()})
+    )
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.quantization is not None and checkpoint.quantization.kv == wanted
+    assert checkpoint.weights.kv_scales(0) == (0.5, 0.125)  # type: ignore[attr-defined]
+    rewrite(
+        path, lambda tensors: tensors.update({"model.layers.0.self_attn.k_scale": np.ones(2, np.float32)})
+    )
+    with pytest.raises(CheckpointError, match=r"k_scale.*\[2\].*single heads"):
+        open_checkpoint(path)
+
+
+def test_zero_points_of_zero_are_left_out(tmp_path: Path) -> None:
+    path, _ = make("int8_dynamic", tmp_path / "m")
+    rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_zero_point": np.zeros((128, 1), np.int8)}))
+    open_checkpoint(path)
+    rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_zero_point": np.ones((128, 1), np.int8)}))
+    with pytest.raises(CheckpointError, match=r"weight_zero_point.*symmetric true"):
+        open_checkpoint(path)
+
+
+def test_order_of_inputs(tmp_path: Path) -> None:
+    path, _ = make("w4a16", tmp_path / "m")
+    order = np.arange(64, dtype=np.int32) // 32
+    rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_g_idx": order}))
+    open_checkpoint(path)
+    rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_g_idx": order[::-1].copy()}))
+    with pytest.raises(CheckpointError, match=r"weight_g_idx.*actorder"):
+        open_checkpoint(path)
+
+
+def test_the_older_name_of_the_config(tmp_path: Path) -> None:
+    path, _ = make("w4a16", tmp_path / "m")
+
+    def rename(data: dict[str, Any]) -> None:
+        data["compression_config"] = data.pop("quantization_config")
+
+    edit_json(path / "config.json", rename)
+    assert open_checkpoint(path).quantization is not None
+
+
+def _weights(**change: Any) -> Any:
+    return lambda quant: quant["config_groups"]["group_0"]["weights"].update(change)
+
+
+def _inputs(**change: Any) -> Any:
+    inputs = {**INT8, **TOKEN, **change}
+    return lambda quant: quant["config_groups"]["group_0"].update(input_activations=inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda quant: quant.update(format="marlin-24"), "format is 'marlin-24'"),
+        (
+            lambda quant: quant.update(format="float-quantized"),
+            "int4 by group of 32.*float-quantized.*not supported",
+        ),
+        (lambda quant: quant.update(sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24-bitmask"),
+        (lambda quant: quant.update(transform_config={"config_groups": {"R1": {}}}), "transform_config"),
+        (lambda quant: quant.update(ignore=["re:("]), r"re:\(.*no regular expression"),
+        (lambda quant: quant.update(config_groups=[]), "config_groups"),
+        (lambda quant: quant.update(config_groups={"a": 3}), r"config_groups\['a'\] is 3"),
+        (
+            lambda quant: quant.update(kv_cache_scheme={**FP8, "strategy": "attn_head"}),
+            "strategy is 'attn_head'",
+        ),
+        (lambda quant: quant.update(kv_cache_scheme={**FP8, **TOKEN}), "kv_cache_scheme is float8 by token"),
+        (lambda quant: quant.update(smoothing=1), "does not know.*smoothing"),
+        (_weights(num_bits=3), "int3 by group"),
+        (_weights(num_bits=True), "num_bits"),
+        (_weights(strategy="spiral"), "strategy is 'spiral'"),
+        (_weights(group_size=48), "groups of 48"),
+        (_weights(group_size=None), "without a group_size"),
+        (_weights(dynamic=True), "dynamic"),
+        (_weights(type="complex"), "complex"),
+        (_weights(actorder=7), "actorder is 7"),
+        (_weights(strategy="block", block_structure=[32]), r"block_structure is \[32\]"),
+        (_inputs(symmetric=False), "int8 by token, dynamic, asymmetric"),
+        (_inputs(num_bits=4), "int4 by token"),
+        (_inputs(dynamic=False), "int8 by token, static"),
+        (
+            lambda quant: quant["config_groups"]["group_0"].update(output_activations={**INT8, **TENSOR}),
+            "output_activations",
+        ),
+        (lambda quant: quant["config_groups"]["group_0"].update(weights=None), "has no weights"),
+        (lambda quant: quant["config_groups"]["group_0"].update(weights=[]), "must be an object"),
+        (
+            lambda quant: quant["config_groups"]["group_0"].update(targets=["re:.*up_proj"]),
+            "not known|I32|missing",
+        ),
+    ],
+)
+def test_config_errors(change: Any, words: str, tmp_path: Path) -> None:
+    path, _ = make("w4a16", tmp_path / "m")
+    edit_json(path / "config.json", lambda data: change(data["quantization_config"]))
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (
+            "w4a16",
+            lambda t: t.update({f"{Q}.weight_shape": np.array([64, 128])}),
+            r"weight_shape \[64, 128\]",
+        ),
+        ("w4a16", lambda t: t.pop(f"{Q}.weight_shape"), "no 'weight_shape'"),
+        (
+            "w4a16",
+            lambda t: t.update({f"{Q}.weight_packed": t[f"{Q}.weight_packed"][:, :4]}),
+            r"shape \[128, 4\]",
+        ),
+        (
+            "w4a16",
+            lambda t: t.update({f"{Q}.weight": np.zeros((128, 64), np.float16)}),
+            "plain float16.*int4",
+        ),
+        ("w4a16_zeros", lambda t: t.pop(f"{Q}.weight_zero_point"), "no 'weight_zero_point'"),
+        ("fp8", lambda t: t.pop(f"{Q}.input_scale"), "no 'input_scale'"),
+        (
+            "fp8_channel",
+            lambda t: t.update({f"{Q}.input_scale": np.ones(1, np.float32)}),
+            "input_scale.*not known",
+        ),
+        ("nvfp4", lambda t: t.pop(f"{Q}.input_global_scale"), "no 'input_global_scale'"),
+        ("int8_dynamic", lambda t: t.update({f"{Q}.weight": t[f"{Q}.weight"].int()}), "type I32, wanted I8"),
+    ],
+)
+def test_tensor_errors(name: str, change: Any, words: str, tmp_path: Path) -> None:
+    path, _ = make(name, tmp_path / "m")
+    rewrite(path, change)
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(path)
