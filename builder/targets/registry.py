@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
 from ..checkpoint import Checkpoint
 from ..precision import PRECISIONS, RECIPES, FloatType, Precision, of_checkpoint, precision
 from ..spec import DecoderSpec
 from .rtx import targets as rtx
+from .support import Need, check_support, takes
 
 CPU = "cpu"
 
@@ -102,8 +103,8 @@ def kv_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
 
 def check_target(target: Target, spec: DecoderSpec, recipe: Precision) -> None:
     """Raise UnsupportedError if this model cannot be compiled for this target at this precision, or not here."""
+    check_support(target, recipe, spec)
     if target.compiler == "rtx":
-        rtx.check_target(target.name, recipe.name, spec)
         rtx.check_installed()
 
 
@@ -142,7 +143,7 @@ def choose_precision(name: str, checkpoint: Checkpoint, targets: Sequence[Target
         return precision(name)
     own = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(checkpoint.spec.dtype, "bf16")
     gpus = [target for target in targets if target.compiler == "rtx"]
-    if any(own not in rtx.TARGETS[target.name].types for target in gpus) or (gpus and own == "fp32"):
+    if not all(takes(target.compiler, target.sm, cast(Need, own)) for target in gpus):
         own = "bf16" if rtx.residual_may_overflow(checkpoint.spec) else "fp16"
     return precision(own)
 

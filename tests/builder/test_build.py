@@ -283,7 +283,7 @@ def test_nothing_is_written_when_all_fail(
         ([" , "], InvalidArgumentError, "--target is empty"),
         (["sm90"], UnsupportedError, "build for sm90.*cpu, which runs anywhere"),
         (["9.0"], UnsupportedError, "sm90"),
-        (["cpu", "sm75"], UnsupportedError, "sm75.*has no int4"),
+        (["cpu", "sm75"], UnsupportedError, "sm75.*has no INT4 weights"),
     ],
 )
 def test_targets_are_checked_first(

@@ -25,6 +25,7 @@ from ....runtime.errors import BuildError, OutOfMemoryError
 from ...graph.save import save
 from ...limits import Limits
 from ...spec import DecoderSpec
+from .. import support
 from . import contract, lowering, profiles, targets
 
 CHILD_MODULE = f"{__package__}.child"
@@ -84,7 +85,7 @@ def compile_plan(
     """
     target = targets.find_target(sm)
     if isinstance(model, ir.Model):
-        targets.check_types(target, lowering.types_of(model), "the graph")
+        support.check_types(target, lowering.types_of(model), "the graph")
     targets.check_installed()
     out_path, log_path = Path(out_path).absolute(), Path(log_path).absolute()
     with tempfile.TemporaryDirectory(prefix=".rtx-", dir=out_path.parent) as scratch:

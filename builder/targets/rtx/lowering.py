@@ -25,12 +25,13 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ....runtime.errors import InvalidArgumentError
+from ....runtime.errors import InvalidArgumentError, UnsupportedError
 from ...graph import contract as graph_contract
 from . import contract
 from .pen import Pen
 from .products import lower_products
 from .step_values import StepValues
+from .stored import store_as_compute_type
 
 Causal = Literal["mask", "lower_right"]
 
@@ -43,7 +44,7 @@ def lower(model: ir.Model, *, causal: Causal = "mask") -> ir.Model:
 
     The weights stay lazy and shared with `model`, which is not changed.
     causal : how layers without a window and a soft cap mask; "lower_right" leaves it to TRT_Attention
-    raises : InvalidArgumentError if it is no graph of build_graph
+    raises : InvalidArgumentError if it is no graph of build_graph, UnsupportedError for one with quantized KV pools
     """
     compute = _compute_type(model)
     lowered = model.clone()
@@ -67,16 +68,27 @@ def types_of(model: ir.Model) -> frozenset[str]:
         ir.DataType.BFLOAT16: "bf16",
         ir.DataType.INT8: "int8",
         ir.DataType.INT4: "int4",
+        ir.DataType.UINT4: "int4",
         ir.DataType.FLOAT8E4M3FN: "fp8",
         ir.DataType.FLOAT4E2M1: "fp4",
     }
-    # Norm weights are float32 in every graph, and every target takes float32: it is no reason to refuse.
-    used = {v.dtype for v in model.graph.initializers.values()} | {_compute_type(model)}
-    return frozenset(names[t] for t in used if t in names)
+    # Norm weights are float32 in every graph, and every target takes float32: it is no reason to refuse. Other float
+    # weights get the compute type (stored.py).
+    held = {v.dtype for v in model.graph.initializers.values()} - {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+    used = held | {_compute_type(model)}
+    rounds = (
+        n.attributes.get_string("format", "") for n in model.graph if n.op_type == graph_contract.ROUND_INPUT
+    )
+    return frozenset(names[t] for t in used if t in names) | frozenset(rounds)
 
 
 def _compute_type(model: ir.Model) -> ir.DataType:
     pool = next((v for v in model.graph.inputs if v.name == graph_contract.k_pool(0)), None)
+    if pool is not None and pool.dtype in (ir.DataType.FLOAT8E4M3FN, ir.DataType.INT8):
+        raise UnsupportedError(
+            f"the KV pools of this graph are {pool.dtype.name}, TensorRT-RTX writes pools of floats alone; "
+            "quantize the checkpoint with --kv-cache none"
+        )
     if pool is None or pool.dtype not in _COMPUTE_NAMES:
         raise InvalidArgumentError(
             f"the graph has no input {graph_contract.k_pool(0)} of a floating type; give a graph of build_graph"
@@ -126,6 +138,7 @@ class _Lowering(Pen):
             self.graph.remove(node, safe=True)
         self._set_inputs()
         lower_products(self)
+        store_as_compute_type(self)
 
     def _set_inputs(self) -> None:
         c, inputs = graph_contract, self.inputs

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+_SMALL_BYTES = 1 << 18
+
 Attr = str | int | float | Sequence[int]
 
 
@@ -23,6 +25,7 @@ class Pen:
         self.compute = compute
         self.anchor: ir.Node = next(iter(graph))
         self._made: dict[str, ir.Value] = {}
+        self._small: dict[str, npt.NDArray[Any]] = {}
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """An int64 vector."""
@@ -58,17 +61,27 @@ class Pen:
         """An initializer computed from another's data when it is written, made once."""
         name = f"rtx/{name}"
         if name not in self._made:
-            tensor = source.const_value
-            assert tensor is not None and shape is not None
+            assert shape is not None
 
             def read() -> ir.TensorProtocol:
-                return ir.Tensor(change(tensor.numpy()).astype(dtype.numpy()), name=name)
+                return ir.Tensor(change(self._data(source)).astype(dtype.numpy()), name=name)
 
             value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
             value.const_value = ir.LazyTensor(read, dtype=dtype, shape=shape, name=name)
             self.graph.register_initializer(value)
             self._made[name] = value
         return self._made[name]
+
+    def _data(self, value: ir.Value) -> npt.NDArray[Any]:
+        """Return an initializer's data; what is small is kept, since reading a scale may read its whole weight."""
+        name = str(value.name)
+        if name in self._small:
+            return self._small[name]
+        assert value.const_value is not None
+        data: npt.NDArray[Any] = value.const_value.numpy()
+        if data.nbytes <= _SMALL_BYTES:
+            self._small[name] = data
+        return data
 
     def cast(self, x: ir.Value, name: str, dtype: ir.DataType | None = None) -> ir.Value:
         """Return x in a type, by default the compute type; x itself where it has that."""

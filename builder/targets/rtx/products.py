@@ -3,8 +3,9 @@
 The listing inside its plans shows what it makes of DequantizeLinear(x) @ DequantizeLinear(w): one product of codes, the
 scales behind it. That is what we want, but it gives three kinds of wrong numbers:
 
-* With a scale an output (or a scale a token), the sums of codes leave the product in the type of the MatMul before any
-  scale has met them: float16 ends at 65504, which 300 products of INT8 codes pass. So such a MatMul is float32.
+* With a scale an output, the sums of codes leave the product in the type of the MatMul before any scale has met them:
+  float16 ends at 65504, which five products of INT8 codes can pass. A single constant is applied to the sums in float32
+  instead. So the largest of the scales stands before the product, and each output's share of it, in float32, behind.
 * With scales a group of a weight's inputs, it multiplies whole sums by the first group's scales. So an input that meets
   such a weight passes a Min with the largest code, which changes no number and ends the pattern: the product is one of
   floats, over the same rounded numbers.
@@ -110,36 +111,44 @@ class _Products:
 
     def _product_of_codes(self, name: str, x: RoundedInput, weight: _Weight) -> ir.Value:
         pen = self.pen
-        # A single factor is applied inside the product, which may then be of the compute type.
-        if x.is_static and weight.is_whole:
-            values = [self.inputs.static(x, pen.compute), self._scaled(weight, pen.compute)]
-            return pen.node("MatMul", values, f"{name}/codes", pen.compute)
-        matrix = self._scaled(weight, _F32)
+        behind: list[ir.Value] = []
         if x.is_static:
-            y = pen.node("MatMul", [self.inputs.static(x, _F32), matrix], f"{name}/codes", _F32)
+            codes = self.inputs.static(x)
         else:
             codes, scale = self.inputs.by_row(x)
-            y = pen.node("MatMul", [codes, matrix], f"{name}/codes", _F32)
-            y = pen.node("Mul", [y, scale], f"{name}/scaled", _F32)
+            behind.append(scale)
+        if weight.is_whole:
+            matrix = self._whole(weight)
+        else:
+            matrix, shares = self._by_output(weight)
+            behind.append(shares)
+        y = pen.node("MatMul", [codes, matrix], f"{name}/codes", pen.compute)
+        if not behind:
+            return y
+        y = pen.cast(y, f"{name}/f32", _F32)
+        for i, factor in enumerate(behind):
+            y = pen.node("Mul", [y, factor], f"{name}/scaled.{i}", _F32)
         return pen.cast(y, f"{name}/to_compute")
 
-    def _scaled(self, weight: _Weight, dtype: ir.DataType) -> ir.Value:
-        """Return a weight of one scale for all, or one an output, in a type."""
+    def _by_output(self, weight: _Weight) -> tuple[ir.Value, ir.Value]:
+        """Return a weight times the largest of its scales, and the scales' shares of that, float32 [out]."""
+        pen, node, scale = self.pen, weight.dequantize, weight.scale
+        largest = pen.derived(f"{scale.name}/largest", pen.compute, ir.Shape(()), scale, _largest)
+        shares = pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, lambda s: s / _largest(s))
+        matrix = pen.node("DequantizeLinear", [weight.codes, largest], f"{node.name}/rtx", pen.compute)
+        return matrix, shares
+
+    def _whole(self, weight: _Weight) -> ir.Value:
+        """Return a weight of one scale in the compute type; on the FP8 grid, rounded to that in float32."""
         pen, node = self.pen, weight.dequantize
-        name = str(node.name)
         if weight.grid is None:
-            return self._dequantize(
-                node, weight.codes, self._scale(weight.scale, dtype), f"{name}/rtx", dtype
-            )
+            return node.outputs[0]
         quantize, dequantize = weight.grid
-        w = self._dequantize(node, weight.codes, self._scale(weight.scale, _F32), f"{name}/rtx", _F32)
+        w = self._dequantize(node, weight.codes, self._float(weight.scale), f"{node.name}/rtx", _F32)
         grid, zero = _input(quantize, 1), _input(quantize, 2)
-        codes = pen.node(
-            "QuantizeLinear", [w, self._scale(grid, _F32), zero], f"{quantize.name}/rtx", zero.dtype
-        )
-        return pen.node(
-            "DequantizeLinear", [codes, self._scale(grid, dtype), zero], f"{dequantize.name}/rtx", dtype
-        )
+        values = [w, self._float(grid), zero]
+        codes = pen.node("QuantizeLinear", values, f"{quantize.name}/rtx", zero.dtype)
+        return pen.node("DequantizeLinear", [codes, grid, zero], f"{dequantize.name}/rtx", pen.compute)
 
     def _dequantize(
         self, like: ir.Node, codes: ir.Value, scale: ir.Value, name: str, dtype: ir.DataType
@@ -147,17 +156,17 @@ class _Products:
         attributes: dict[str, Any] = {key: like.attributes[key].as_int() for key in like.attributes}
         return self.pen.node("DequantizeLinear", [codes, scale], name, dtype, **attributes)
 
-    def _scale(self, scale: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """Return a constant scale in a type."""
-        if scale.dtype == dtype:
+    def _float(self, scale: ir.Value) -> ir.Value:
+        """Return a constant scale in float32."""
+        if scale.dtype == _F32:
             return scale
-        return self.pen.derived(f"{scale.name}/{dtype.name.lower()}", dtype, scale.shape, scale, _same)
+        return self.pen.derived(f"{scale.name}/float", _F32, scale.shape, scale, _same)
 
     def _fp4_weight(self, weight: _Weight) -> ir.Value:
         """Return an FP4 weight in float32, so that the factor on its blocks' scales is not rounded."""
         blocks = weight.scale.producer()
         assert blocks is not None
-        outer = self._scale(_input(blocks, 1), _F32)
+        outer = self._float(_input(blocks, 1))
         scale = self.pen.node("DequantizeLinear", [_input(blocks, 0), outer], f"{blocks.name}/rtx", _F32)
         name = f"{weight.dequantize.name}/rtx"
         return self.pen.node(
@@ -237,6 +246,12 @@ def _input(node: ir.Node, index: int) -> ir.Value:
 
 def _same(values: Array) -> Array:
     return values
+
+
+def _largest(scales: Array) -> Array:
+    """Return the largest of scales, 1 where all are 0; float32 []."""
+    largest = np.float32(scales.max())
+    return np.asarray(largest if largest > 0 else 1.0, np.float32)
 
 
 def _signed(codes: Array) -> Array:

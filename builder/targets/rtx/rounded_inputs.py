@@ -24,6 +24,7 @@ _F32, _FP4, _FP8, _I8 = (
 )
 _CODES = {"int8": _I8, "fp8": _FP8}
 _MAX = {"int8": INT8_MAX, "fp8": FP8_MAX}
+_ABOVE = {"int8": 128.0, "fp8": 512.0}  # the powers of two above those
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,28 +80,37 @@ class RoundedInputs:
         assert x is not None and x.shape is not None
         return RoundedInput(x, int(x.shape[1]), kind, group, scale, str(node.name))  # type: ignore[arg-type]
 
-    def static(self, one: RoundedInput, dtype: ir.DataType) -> ir.Value:
-        """Return a statically rounded input in a type, as DequantizeLinear of codes."""
+    def static(self, one: RoundedInput) -> ir.Value:
+        """Return a statically rounded input in the compute type, as DequantizeLinear of codes."""
 
         def make() -> ir.Value:
             assert one.scale is not None
-            pen, scale = self._pen, self._constant(one.scale)
-            zero = self._zero(one.format)
+            pen, zero = self._pen, self._zero(one.format)
             x = pen.cast(one.x, f"{one.name}/f32", _F32)
-            codes = self._once(
-                one,
-                "codes",
-                lambda: pen.node("QuantizeLinear", [x, scale, zero], f"{one.name}/rtx", _CODES[one.format]),
-            )
-            factor = scale if dtype == _F32 else one.scale
-            return pen.node("DequantizeLinear", [codes, factor, zero], f"{one.name}/{dtype.name}", dtype)
+            values = [x, self._float(one.scale), zero]
+            codes = pen.node("QuantizeLinear", values, f"{one.name}/rtx", _CODES[one.format])
+            return pen.node("DequantizeLinear", [codes, one.scale, zero], f"{one.name}/static", pen.compute)
 
-        return self._once(one, f"static.{dtype.name}", make)
+        return self._once(one, "static", make)
 
     def by_row(self, one: RoundedInput) -> tuple[ir.Value, ir.Value]:
-        """Return the codes [T, K] as float32 behind DequantizeLinear with scale 1, and their scales [T, 1] float32."""
+        """Return a row's codes [T, K] over the power of two above them, in the compute type, and its scales times that.
+
+        So the numbers stay below 1, and a product with them below what float16 holds; the scales are [T, 1] float32.
+        """
         assert one.group == 0 and not one.is_static
-        return self._quotients(one)
+        pen, above = self._pen, _ABOVE[one.format]
+
+        def values() -> ir.Value:
+            unit = pen.const(f"unit.{one.format}", np.array(1 / above, pen.compute.numpy()))
+            inputs = [self._codes(one), unit, self._zero(one.format)]
+            return pen.node("DequantizeLinear", inputs, f"{one.name}/below_1", pen.compute)
+
+        def scales() -> ir.Value:
+            inputs = [self._scales(one), pen.number(above)]
+            return pen.node("Mul", inputs, f"{one.name}/scale_of_1", _F32)
+
+        return self._once(one, "below_1", values), self._once(one, "scale_of_1", scales)
 
     def rounded(self, one: RoundedInput) -> ir.Value:
         """Return the rounded input [T, K] in the compute type, as numbers that no product takes for codes."""
@@ -108,30 +118,37 @@ class RoundedInputs:
         def make() -> ir.Value:
             if one.format == "fp4":
                 return self._fp4(one)
-            pen = self._pen
-            if one.is_static:
-                assert one.scale is not None
-                scale: ir.Value = self._constant(one.scale)
-                x = pen.node(
-                    "Div", [pen.cast(one.x, f"{one.name}/f32", _F32), scale], f"{one.name}/over", _F32
-                )
-                values = self._round(one, x)
-            else:
-                values, scale = self._quotients(one)
+            pen, zero = self._pen, self._zero(one.format)
+            codes = self._codes(one)
+            values = pen.node("DequantizeLinear", [codes, pen.number(1.0), zero], f"{one.name}/dq", _F32)
             largest = pen.number(_MAX[one.format])
             values = pen.node("Min", [values, largest], f"{one.name}/numbers", _F32)
-            values = pen.node("Mul", [values, scale], f"{one.name}/rounded", _F32)
+            values = pen.node("Mul", [values, self._scales(one)], f"{one.name}/rounded", _F32)
             if one.group:
                 values = pen.node("Reshape", [values, pen.ints([-1, one.columns])], f"{one.name}/flat", _F32)
             return pen.cast(values, f"{one.name}/to_compute")
 
         return self._once(one, "rounded", make)
 
-    def _quotients(self, one: RoundedInput) -> tuple[ir.Value, ir.Value]:
-        """Return rounded quotients and scales, both float32, [T, K] or [T, K / group, group]."""
+    def _codes(self, one: RoundedInput) -> ir.Value:
+        """Return the codes, [T, K] or [T, K / group, group]."""
+        pen = self._pen
+
+        def make() -> ir.Value:
+            x = pen.node("Div", [self._grouped(one), self._scales(one)], f"{one.name}/over_scale", _F32)
+            inputs = [x, pen.number(1.0), self._zero(one.format)]
+            return pen.node("QuantizeLinear", inputs, f"{one.name}/q", _CODES[one.format])
+
+        return self._once(one, "codes", make)
+
+    def _scales(self, one: RoundedInput) -> ir.Value:
+        """Return the scales in float32: [] where static, else [T, 1] or [T, K / group, 1]."""
         pen, name = self._pen, one.name
 
-        def scales() -> ir.Value:
+        def make() -> ir.Value:
+            if one.is_static:
+                assert one.scale is not None
+                return self._float(one.scale)
             size = pen.node("Abs", [self._grouped(one)], f"{name}/abs", _F32)
             top = pen.node("ReduceMax", [size, pen.ints([-1])], f"{name}/max", _F32, keepdims=1)
             scale = pen.node("Div", [top, pen.number(_MAX[one.format])], f"{name}/scale", _F32)
@@ -139,12 +156,7 @@ class RoundedInputs:
             smallest = pen.number(float(np.finfo(np.float32).tiny))
             return pen.node("Max", [scale, smallest], f"{name}/scale_floor", _F32)
 
-        scale = self._once(one, "scales", scales)
-
-        def values() -> ir.Value:
-            return self._round(one, pen.node("Div", [self._grouped(one), scale], f"{name}/over_scale", _F32))
-
-        return self._once(one, "quotients", values), scale
+        return self._once(one, "scales", make)
 
     def _grouped(self, one: RoundedInput) -> ir.Value:
         pen = self._pen
@@ -157,12 +169,6 @@ class RoundedInputs:
             return pen.node("Reshape", [x, shape], f"{one.name}/groups", _F32)
 
         return self._once(one, "grouped", make)
-
-    def _round(self, one: RoundedInput, x: ir.Value) -> ir.Value:
-        """Return float32 x rounded to codes and back."""
-        pen, unit, zero = self._pen, self._pen.number(1.0), self._zero(one.format)
-        codes = pen.node("QuantizeLinear", [x, unit, zero], f"{one.name}/q", _CODES[one.format])
-        return pen.node("DequantizeLinear", [codes, unit, zero], f"{one.name}/dq", _F32)
 
     def _fp4(self, one: RoundedInput) -> ir.Value:
         pen, name = self._pen, f"{one.name}/fp4"
@@ -184,7 +190,7 @@ class RoundedInputs:
         )
         return pen.cast(values, f"{name}/to_compute")
 
-    def _constant(self, scale: ir.Value) -> ir.Value:
+    def _float(self, scale: ir.Value) -> ir.Value:
         if scale.dtype == _F32:
             return scale
         return self._pen.derived(f"{scale.name}/float", _F32, scale.shape, scale, lambda values: values)

@@ -17,6 +17,7 @@ from ...graph.contract import is_pool
 from ...limits import Limits
 from ...machine import available_memory_bytes
 from ...spec import DecoderSpec
+from .. import support
 from . import lowering, targets
 from .compile import Progress, RtxResult, Stopped, compile_plan, save_lowered
 
@@ -65,7 +66,7 @@ def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> 
         stay. Refusals that need no compiling are raised before any starts.
     """
     for job in jobs:
-        targets.check_types(targets.find_target(job.sm), lowering.types_of(job.model), "the graph")
+        support.check_types(targets.find_target(job.sm), lowering.types_of(job.model), "the graph")
     targets.check_installed()
     if not jobs:
         return []

@@ -1,7 +1,6 @@
-"""Which GPUs TensorRT-RTX 1.7 builds plans for, and which data types each takes.
+"""The GPUs that TensorRT-RTX 1.7 builds plans for, and the type that a plan computes in.
 
-The types were tried one by one with a 512 x 1024 linear; the compiler refuses the others with "model contains
-HW-specific datatypes". A table, so that a build is refused in a millisecond and not after a compile.
+What each takes of quantized weights and inputs is in ../support.py.
 """
 
 from __future__ import annotations
@@ -21,31 +20,23 @@ class RtxTarget:
 
     name : as on the command line
     capabilities : members of tensorrt_rtx.ComputeCapability; more than one makes one portable plan
-    types : data types a plan may hold
     gpus : examples, for messages
     """
 
     name: str
     capabilities: tuple[str, ...]
-    types: frozenset[str]
     gpus: str
 
-
-_TURING = frozenset({"fp32", "fp16", "int8"})
-_AMPERE = _TURING | {"bf16", "int4"}
-_ADA = _AMPERE | {"fp8"}
-_BLACKWELL = _ADA | {"fp4"}
 
 TARGETS: dict[str, RtxTarget] = {
     t.name: t
     for t in (
-        RtxTarget("sm75", ("SM75",), _TURING, "T4, RTX 20"),
-        RtxTarget("sm80", ("SM80",), _AMPERE, "A100"),
-        RtxTarget("sm86", ("SM86",), _AMPERE, "A10, RTX 30"),
-        RtxTarget("sm89", ("SM89",), _ADA, "L4, L40, RTX 40"),
-        RtxTarget("sm120", ("SM120",), _BLACKWELL, "RTX 50, RTX PRO Blackwell"),
-        # What every one of the four takes.
-        RtxTarget("rtx", ("SM80", "SM86", "SM89", "SM120"), _AMPERE, "any of sm80, sm86, sm89, sm120"),
+        RtxTarget("sm75", ("SM75",), "T4, RTX 20"),
+        RtxTarget("sm80", ("SM80",), "A100"),
+        RtxTarget("sm86", ("SM86",), "A10, RTX 30"),
+        RtxTarget("sm89", ("SM89",), "L4, L40, RTX 40"),
+        RtxTarget("sm120", ("SM120",), "RTX 50, RTX PRO Blackwell"),
+        RtxTarget("rtx", ("SM80", "SM86", "SM89", "SM120"), "any of sm80, sm86, sm89, sm120"),
     )
 }
 
@@ -64,14 +55,6 @@ GPU_NAMES: dict[str, str] = {
         "sm120": "rtx5060 rtx5070 rtx5080 rtx5090 rtxpro6000",
     }.items()
     for name in names.split()
-}
-
-# Types of a recipe (builder/precision.py) once lowered for a GPU; fp32 is not a GPU recipe.
-_RECIPE_TYPES = {
-    "fp16": frozenset({"fp16"}),
-    "bf16": frozenset({"bf16"}),
-    "int8": frozenset({"int8"}),
-    "int4": frozenset({"int4", "int8"}),
 }
 
 _MIN_VERSION = (1, 7)
@@ -94,23 +77,6 @@ def find_target(name: str) -> RtxTarget:
     )
 
 
-def check_types(target: RtxTarget, types: frozenset[str], what: str) -> None:
-    """Raise UnsupportedError if the target cannot hold one of `types`; `what` names the recipe or model."""
-    missing = sorted(types - target.types)
-    if not missing:
-        return
-    able = [t.name for t in TARGETS.values() if types <= t.types]
-    raise UnsupportedError(
-        f"{target.name} ({target.gpus}) has no {' and no '.join(missing)}, which {what} needs; "
-        f"build it for {' or '.join(able) or 'another kind of target'}, "
-        f"or build another precision for {target.name}: {', '.join(_recipes(target))}"
-    )
-
-
-def _recipes(target: RtxTarget) -> list[str]:
-    return [name for name, types in _RECIPE_TYPES.items() if types <= target.types]
-
-
 def residual_may_overflow(spec: DecoderSpec) -> bool:
     """Return whether the model's residual stream is known to pass float16's 65504.
 
@@ -129,27 +95,6 @@ def compute_type(spec: DecoderSpec, precision_name: str) -> str:
     if precision_name != "fp16" and residual_may_overflow(spec):
         return "bfloat16"
     return "float16"
-
-
-def check_target(name: str, precision_name: str, spec: DecoderSpec) -> RtxTarget:
-    """Return the target after checking that this recipe of this model can be compiled for it, before any work.
-
-    raises UnsupportedError naming the data type that is missing and the nearest that works.
-    """
-    target = find_target(name)
-    if precision_name not in _RECIPE_TYPES:
-        raise UnsupportedError(
-            f"TensorRT-RTX plans are not built in {precision_name}; "
-            f"choose one of {', '.join(_recipes(target))} for {name}"
-        )
-    types = _RECIPE_TYPES[precision_name]
-    if compute_type(spec, precision_name) == "bfloat16":
-        types = types | {"bf16"}
-    what = f"precision {precision_name}"
-    if precision_name != "bf16" and "bf16" in types:
-        what += f" of {spec.family}, whose activations overflow float16,"
-    check_types(target, types, what)
-    return target
 
 
 def check_installed() -> str:
