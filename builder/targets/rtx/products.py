@@ -120,7 +120,9 @@ class _Products:
         if weight.is_whole:
             matrix = self._whole(weight)
         else:
-            matrix, shares = self._by_output(weight)
+            # With a row's scales behind it the product is below K * max|w|. With a static one the sums of an output of
+            # small scales may be as large as those of the largest, whose scale they all get: so a 16th of it.
+            matrix, shares = self._by_output(weight, 16.0 if x.is_static else 1.0)
             behind.append(shares)
         y = pen.node("MatMul", [codes, matrix], f"{name}/codes", pen.compute)
         if not behind:
@@ -130,11 +132,20 @@ class _Products:
             y = pen.node("Mul", [y, factor], f"{name}/scaled.{i}", _F32)
         return pen.cast(y, f"{name}/to_compute")
 
-    def _by_output(self, weight: _Weight) -> tuple[ir.Value, ir.Value]:
-        """Return a weight times the largest of its scales, and the scales' shares of that, float32 [out]."""
+    def _by_output(self, weight: _Weight, part: float) -> tuple[ir.Value, ir.Value]:
+        """Return a weight times one `part`-th of its largest scale, and the scales as shares of that, float32 [out]."""
         pen, node, scale = self.pen, weight.dequantize, weight.scale
-        largest = pen.derived(f"{scale.name}/largest", pen.compute, ir.Shape(()), scale, _largest)
-        shares = pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, lambda s: s / _largest(s))
+
+        def one(scales: Array) -> Array:
+            unit = (np.asarray(scales.max(), np.float32) / np.float32(part)).astype(pen.compute.numpy())
+            return unit if unit > 0 else np.ones((), unit.dtype)
+
+        def of_one(scales: Array) -> Array:
+            shares: Array = scales.astype(np.float32) / one(scales).astype(np.float32)
+            return shares
+
+        largest = pen.derived(f"{scale.name}/largest", pen.compute, ir.Shape(()), scale, one)
+        shares = pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, of_one)
         matrix = pen.node("DequantizeLinear", [weight.codes, largest], f"{node.name}/rtx", pen.compute)
         return matrix, shares
 
@@ -246,12 +257,6 @@ def _input(node: ir.Node, index: int) -> ir.Value:
 
 def _same(values: Array) -> Array:
     return values
-
-
-def _largest(scales: Array) -> Array:
-    """Return the largest of scales, 1 where all are 0; float32 []."""
-    largest = np.float32(scales.max())
-    return np.asarray(largest if largest > 0 else 1.0, np.float32)
 
 
 def _signed(codes: Array) -> Array:

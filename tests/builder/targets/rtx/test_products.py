@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 from plansmith.builder.batch import BatchPlanner, PlannedStep
 from plansmith.builder.graph import build_graph
+from plansmith.builder.graph.graph_builder import GraphBuilder
 from plansmith.builder.precision import of_checkpoint
 from plansmith.builder.scheme import ROW, WHOLE, Scheme
 from plansmith.builder.targets.reference import ReferenceSession
 from plansmith.builder.targets.rtx import lowering
+from plansmith.builder.targets.rtx.pen import Pen
+from plansmith.builder.targets.rtx.products import lower_products
 from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
 from rtx_models import LIMITS
 from rtx_numpy import NumpySession
@@ -73,3 +78,59 @@ def test_half_precision_stays_near_the_reference(name: str, compute: str) -> Non
     shares = [apart(session.step(s.batch).astype(np.float32), reference.step(s.batch)) for s in steps()]
     # Activations rounded to 11 or 8 bits move many codes to a neighbour; a wrong scale gives about 100 %.
     assert np.mean(shares) < {"float16": 0.1, "bfloat16": 0.3}[compute], shares
+
+
+def with_data(graph: ir.Model, name: str, data: npt.NDArray[Any]) -> ir.Model:
+    """Return the graph after putting other data in an initializer's place."""
+    value = graph.graph.initializers[name]
+    value.const_value = ir.Tensor(data.astype(value.dtype.numpy()), name=name)  # type: ignore[union-attr]
+    return graph
+
+
+@pytest.mark.parametrize("name", ["int8_rows", "fp8_rows", "int8_sq", "fp8_channels_static"])
+@pytest.mark.parametrize("zeros", ["one", "all"])
+def test_outputs_without_a_scale_are_zero(name: str, zeros: str) -> None:
+    graph = graph_of(name)
+    scale = graph.graph.initializers["layers.0.up.weight.scale"].const_value.numpy().copy()  # type: ignore[union-attr]
+    scale[3 if zeros == "one" else slice(None)] = 0
+    with_data(graph, "layers.0.up.weight.scale", scale)
+    step = steps()[0].batch
+    found = NumpySession(lowering.lower(graph), BLOCKS).step(step)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, ReferenceSession(graph, BLOCKS).step(step), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["int8_rows", "int8_row_groups", "fp8_rows", "fp8_blocks", "nvfp4"])
+def test_a_token_of_zeros_stays_zero(name: str) -> None:
+    graph = with_data(graph_of(name), "embed.weight", np.zeros((SPEC.vocab_size, SPEC.hidden_size)))
+    step = steps()[0].batch
+    for session in (NumpySession(lowering.lower(graph), BLOCKS), ReferenceSession(graph, BLOCKS)):
+        np.testing.assert_array_equal(session.step(step), 0)
+
+
+def test_sums_of_codes_stay_within_float16() -> None:
+    """4096 inputs of one sign: the plain sums of FP8 codes would be 8e8, float16 ends at 65504."""
+    rows = 4096
+    x = np.full((1, rows), 3.0, np.float16)
+    weight = np.full((rows, 16), 448.0).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.geomspace(1e-5, 1e-3, 16).astype(np.float16)
+    g = GraphBuilder(ir.DataType.FLOAT16)
+    value = g.input("x", g.compute, ("T", rows))
+    rounded = ir.Value(name="r/out", shape=ir.Shape(["T", rows]), type=ir.TensorType(g.compute))
+    attributes = {"format": "fp8", "group": 0}
+    g.add("RoundInput", [value], [rounded], "r", attributes, domain="plansmith")
+    codes, scales = g.const("w", weight), g.const("w.scale", scale)
+    w = g.node("DequantizeLinear", [codes, scales], "w/dq", g.compute, (rows, 16), {"axis": 1})
+    g.output(g.node("MatMul", [rounded, w], "y/matmul", g.compute, ("T", 16)))
+    model = g.finish("one", {})
+    lower_products(Pen(model.graph, g.compute))
+    del model.graph.opset_imports["plansmith"]
+    middle: list[npt.NDArray[Any]] = []
+    for node in model.graph:
+        if node.op_type == "MatMul":
+            model.graph.outputs.append(node.outputs[0])
+            node.outputs[0].shape, node.outputs[0].type = ir.Shape(["T", 16]), ir.TensorType(g.compute)
+    y, *middle = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})
+    wanted = 3.0 * 448 * rows * scale.astype(np.float64)
+    np.testing.assert_allclose(y[0], wanted, rtol=2e-3)
+    assert len(middle) == 1 and np.abs(middle[0]).max() < 2000
