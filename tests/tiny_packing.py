@@ -13,6 +13,29 @@ from tiny_quantized import linear_names, rewrite
 
 Array = np.ndarray
 
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+AWQ_CONFIG = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 32,
+    "zero_point": True,
+    "version": "gemm",
+    "modules_to_not_convert": None,
+}
+GPTQ_CONFIG = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 32,
+    "desc_act": False,
+    "sym": True,
+    "damp_percent": 0.01,
+    "true_sequential": True,
+    "static_groups": False,
+    "model_name_or_path": None,
+    "checkpoint_format": "gptq",
+    "meta": {"quantizer": ["gptqmodel:4.2.0"]},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
@@ -100,3 +123,39 @@ def make_packed(
 
     rewrite(path, change, {"quantization_config": config})
     return path, weights
+
+
+def _awq(name: str, weight: Grouped) -> dict[str, np.ndarray]:
+    return {
+        "qweight": along_columns(weight.codes.T, 4, AWQ_ORDER),
+        "qzeros": along_columns(weight.zeros.T, 4, AWQ_ORDER),
+        "scales": weight.scales.T,
+    }
+
+
+def make_awq(
+    path: Path, family: str = "llama", config: dict[str, Any] = AWQ_CONFIG, **options: Any
+) -> tuple[Path, dict[str, Grouped]]:
+    """Write an AWQ checkpoint; see make_packed."""
+    return make_packed(path, _awq, config, config["group_size"], family, **options)
+
+
+def make_gptq(
+    path: Path, family: str = "llama", change: dict[str, Any] | None = None, **options: Any
+) -> tuple[Path, dict[str, Grouped]]:
+    """Write a GPTQ checkpoint; `change`: fields of its config; see make_packed."""
+    config = {**GPTQ_CONFIG, **(change or {})}
+    bits, group = config["bits"], config["group_size"]
+    less = 1 if config["checkpoint_format"] == "gptq" else 0
+
+    def pack(name: str, weight: Grouped) -> dict[str, np.ndarray]:
+        k = weight.codes.shape[1]
+        order = [column // (k if group == -1 else group) for column in range(k)]
+        return {
+            "qweight": along_rows(weight.codes.T, bits),
+            "qzeros": along_columns(weight.zeros.T - less, bits),
+            "scales": weight.scales.T,
+            "g_idx": np.array(order, np.int32),
+        }
+
+    return make_packed(path, pack, config, group, family, bits=bits, **options)

@@ -98,7 +98,9 @@ def read_awq(data: Mapping[str, Any], where: str) -> Reader:
         raise config.error("backend is 'llm-awq', which packs in another order; take a checkpoint of AutoAWQ")
     group = config.integer("group_size" if config.has("group_size") else "q_group_size", low=-1)
     zeros, skipped = flag(config, "zero_point", True), names(config, "modules_to_not_convert")
-    config.use("desc_act", "sym")  # zero_point says what sym would; transformers writes sym true beside either
+    config.use(
+        "desc_act", "sym"
+    )  # zero_point says what sym would; transformers writes sym true beside either
     if data.get("desc_act"):
         raise config.error("desc_act is true, AWQ has no such order; the file is of another format")
     finish(config)

@@ -89,7 +89,9 @@ def read_fp8(data: Mapping[str, Any], where: str) -> Reader:
             "alone; convert the checkpoint to one of those"
         )
     if names(config, "modules_to_convert"):
-        raise config.error("modules_to_convert is set, only linear layers are read quantized; save it without")
+        raise config.error(
+            "modules_to_convert is set, only linear layers are read quantized; save it without"
+        )
     config.use("expert_dtype")  # of mixtures of experts, which are refused as such
     skipped = names(config, "modules_to_not_convert", "ignored_layers")
     finish(config)

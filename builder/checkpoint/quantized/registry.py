@@ -89,6 +89,6 @@ def _method(value: Mapping[str, Any], where: str, field: str) -> str:
     known = isinstance(method, str) and method.lower() in _REFUSED
     why = _REFUSED[str(method).lower()] if known else "which is not known"
     raise CheckpointError(
-        f"{where}: the checkpoint is quantized with {method!r}, {why}; give the unquantized one and choose the "
-        f"precision with --precision, or one of {', '.join(['modelopt', *_METHODS])}"
+        f"{where}: {field}: the checkpoint is quantized with {method!r}, {why}; give the unquantized one and choose "
+        f"the precision with --precision, or one of {', '.join(['modelopt', *_METHODS])}"
     )

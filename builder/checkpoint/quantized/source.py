@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ....runtime.errors import CheckpointError
+from ...mapped import release_pages
 from ...scheme import Quantization, QuantizedInput, QuantizedWeight
 from ...spec import DecoderSpec, weight_shapes
 from ..families import Family, Part
@@ -46,7 +47,7 @@ class QuantizedWeights(MappedWeights):
         self._raw, self._reader = store, reader
         shapes, parts = weight_shapes(spec), family.parts(spec)
         modules = _modules(store, shapes, parts)
-        layers = {name: layer for name, one in modules.items() if (layer := reader.layer(one)) is not None}
+        layers = {name: layer for name, one in modules.items() if (layer := _layer(reader, one)) is not None}
         self._layers: dict[str, Layer] = {}
         for canonical in _linears(shapes):
             layer = layers.get(_module_of(parts[canonical]))
@@ -64,8 +65,10 @@ class QuantizedWeights(MappedWeights):
         """Return a weight, a view of the file; one that is quantized as float32, dequantized."""
         if name not in self._layers:
             return super().get(name)
-        layer = self._layers[name]
-        return dequantize(self.quantized(name), layer.scheme, layer.read_input().pre_scale)
+        layer, weight = self._layers[name], self.quantized(name)
+        plain = dequantize(weight, layer.scheme, layer.read_input().pre_scale)
+        release_pages(weight.codes)
+        return plain
 
     def dtype(self, name: str) -> str:
         """Return how a weight is stored: a float type, or the format of its codes."""
@@ -119,6 +122,16 @@ def _modules(
         bias = f"{canonical.removesuffix('.weight')}.bias" in shapes
         modules[_module_of(part)] = Module(store, _module_of(part), (rows, columns), bias)
     return modules
+
+
+def _layer(reader: Reader, module: Module) -> Layer | None:
+    layer = reader.layer(module)
+    if layer is None and module.has("weight") and not module.is_float:
+        raise module.error(
+            f"is stored as {module.dtype('weight')}, and only linear layers that the quantization config names may be "
+            "quantized; the config and the weights do not belong together"
+        )
+    return layer
 
 
 def _check_float(store: RawStore, parts: Mapping[str, Part], quantized: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Codes of 4 and 8 bits taken out of the bytes and 32-bit words that checkpoints pack them into.
 
-Rows are handled in slices, so that little more than the result is held.
+Rows are handled in slices and the packed pages of a mapped file let go of, so that little more than the result is held.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from ...mapped import release_pages
 
 Array = npt.NDArray[Any]
 
@@ -33,6 +35,7 @@ def words_along_rows(words: Array, bits: int) -> Array:
         part = np.ascontiguousarray(words[:, first : first + step].T).view(np.uint32)
         for n in range(per_word):
             out[first : first + step, n::per_word] = (part >> np.uint32(n * bits)) & np.uint32(mask)
+    release_pages(words)
     return out
 
 
@@ -50,6 +53,7 @@ def nibbles_along_columns(packed: Array) -> Array:
     out = np.empty((packed.shape[0], packed.shape[1] * 2), np.uint8)
     np.bitwise_and(packed, 15, out=out[:, 0::2])
     np.right_shift(packed, 4, out=out[:, 1::2])
+    release_pages(packed)
     return out
 
 
@@ -59,6 +63,7 @@ def nibbles_along_rows(packed: Array) -> Array:
     signed = packed.view(np.int8)
     np.right_shift(np.left_shift(signed, 4), 4, out=out[0::2])
     np.right_shift(signed, 4, out=out[1::2])
+    release_pages(packed)
     return out
 
 

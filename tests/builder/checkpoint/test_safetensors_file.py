@@ -126,6 +126,37 @@ def test_other_dtypes_are_listed_and_refused_when_read(tmp_path: Path) -> None:
         file.get("a")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        ("I8", np.int8),
+        ("U8", np.uint8),
+        ("I32", np.int32),
+        ("I64", np.int64),
+        ("F8_E4M3", ml_dtypes.float8_e4m3fn),
+        ("BF16", ml_dtypes.bfloat16),
+    ],
+)
+def test_raw_tensors_are_views_of_their_own_type(dtype: str, wanted: Any, tmp_path: Path) -> None:
+    value = np.arange(6).astype(wanted).reshape(2, 3)
+    shown = {"a": entry([2, 3], 0, value.nbytes, dtype)}
+    file = SafetensorsFile(write(tmp_path / "m.safetensors", shown, value.tobytes()))
+    got = file.raw("a")
+    assert got.dtype == wanted and not got.flags.writeable and file.raw("a").base is not None
+    np.testing.assert_array_equal(got.view(np.uint8), value.view(np.uint8))
+    if dtype != "BF16":
+        with pytest.raises(CheckpointError, match=f"{dtype}.*unquantized"):
+            file.get("a")
+
+
+@pytest.mark.parametrize("dtype", ["F8_E8M0", "F8_E5M2", "U32", "BOOL"])
+def test_raw_tensors_of_other_types_are_refused(dtype: str, tmp_path: Path) -> None:
+    size = 16 if dtype == "U32" else 4
+    file = SafetensorsFile(write(tmp_path / "m.safetensors", {"a": entry([4], 0, size, dtype)}, bytes(size)))
+    with pytest.raises(CheckpointError, match=f"{dtype}.*quantized weights are read as"):
+        file.raw("a")
+
+
 def test_data_behind_an_odd_header_is_aligned(tmp_path: Path) -> None:
     value = np.arange(3, dtype=np.float32)
     header = json.dumps({"a": entry([3], 0, 12)}).encode()

@@ -10,35 +10,14 @@ import pytest
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.scheme import Scheme
 from plansmith.runtime.errors import CheckpointError
-from tiny_packing import Grouped, along_columns, make_packed
+from tiny_packing import AWQ_CONFIG, make_awq
 from tiny_quantized import edit_json, rewrite
 
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-CONFIG = {
-    "quant_method": "awq",
-    "bits": 4,
-    "group_size": 32,
-    "zero_point": True,
-    "version": "gemm",
-    "modules_to_not_convert": None,
-}
 Q = "model.layers.0.self_attn.q_proj"
 
 
-def pack(name: str, weight: Grouped) -> dict[str, np.ndarray]:
-    return {
-        "qweight": along_columns(weight.codes.T, 4, ORDER),
-        "qzeros": along_columns(weight.zeros.T, 4, ORDER),
-        "scales": weight.scales.T,
-    }
-
-
-def make(path: Path, family: str = "llama", config: dict[str, Any] = CONFIG, **options: Any) -> Any:
-    return make_packed(path, pack, config, config["group_size"], family, **options)
-
-
 def test_codes_scales_and_zeros(tmp_path: Path) -> None:
-    path, weights = make(tmp_path / "m")
+    path, weights = make_awq(tmp_path / "m")
     checkpoint = open_checkpoint(path)
     quantization = checkpoint.quantization
     assert quantization is not None and (quantization.name, quantization.producer) == ("int4_awq", "awq")
@@ -57,7 +36,7 @@ def test_codes_scales_and_zeros(tmp_path: Path) -> None:
 
 
 def test_fused_tensors_are_cut(tmp_path: Path) -> None:
-    path, weights = make(tmp_path / "m", "phi3")
+    path, weights = make_awq(tmp_path / "m", "phi3")
     get = open_checkpoint(path).weights.get
     qkv = np.concatenate([get(f"layers.0.{name}.weight") for name in "qkv"])
     np.testing.assert_array_equal(qkv, weights["model.layers.0.self_attn.qkv_proj"].plain)
@@ -67,7 +46,7 @@ def test_fused_tensors_are_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_without_zero_points(keep: bool, tmp_path: Path) -> None:
-    path, weights = make(tmp_path / "m", config={**CONFIG, "zero_point": False}, zero=8)
+    path, weights = make_awq(tmp_path / "m", config={**AWQ_CONFIG, "zero_point": False}, zero=8)
     if not keep:
         rewrite(path, lambda tensors: [tensors.pop(name) for name in list(tensors) if "qzeros" in name])
     checkpoint = open_checkpoint(path)
@@ -77,13 +56,13 @@ def test_without_zero_points(keep: bool, tmp_path: Path) -> None:
 
 
 def test_zero_points_that_contradict(tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m", config={**CONFIG, "zero_point": False})
+    path, _ = make_awq(tmp_path / "m", config={**AWQ_CONFIG, "zero_point": False})
     with pytest.raises(CheckpointError, match=r"zero points other than 8.*zero_point false"):
         open_checkpoint(path).weights.get("layers.0.q.weight")
 
 
 def test_whole_rows_become_groups(tmp_path: Path) -> None:
-    path, weights = make(tmp_path / "m", config={**CONFIG, "group_size": -1})
+    path, weights = make_awq(tmp_path / "m", config={**AWQ_CONFIG, "group_size": -1})
     checkpoint = open_checkpoint(path)
     assert checkpoint.quantization is not None
     assert dict(checkpoint.quantization.schemes)["layers.0.q"] == Scheme("int4", 64, zero_points=True)
@@ -94,8 +73,8 @@ def test_whole_rows_become_groups(tmp_path: Path) -> None:
 
 
 def test_layers_that_stay_float(tmp_path: Path) -> None:
-    config = {**CONFIG, "modules_to_not_convert": ["self_attn"]}
-    path, weights = make(tmp_path / "m", config=config)
+    config = {**AWQ_CONFIG, "modules_to_not_convert": ["self_attn"]}
+    path, weights = make_awq(tmp_path / "m", config=config)
     with pytest.raises(CheckpointError, match=r"q_proj.*modules_to_not_convert"):
         open_checkpoint(path)
 
@@ -135,7 +114,7 @@ def test_layers_that_stay_float(tmp_path: Path) -> None:
     ],
 )
 def test_config_errors(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m")
+    path, _ = make_awq(tmp_path / "m")
     edit_json(path / "config.json", lambda data: data["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path)
@@ -159,7 +138,7 @@ def _change(leaf: str, value: Any) -> Any:
     ],
 )
 def test_tensor_errors(change: Any, words: str, tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m")
+    path, _ = make_awq(tmp_path / "m")
     rewrite(path, change)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path)

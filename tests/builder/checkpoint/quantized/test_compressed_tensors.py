@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,217 +9,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 from plansmith.builder.checkpoint import open_checkpoint
-from plansmith.builder.scheme import ROW, WHOLE, Scheme
 from plansmith.runtime.errors import CheckpointError
-from tiny_models import make_tiny
-from tiny_packing import along_columns, along_rows
-from tiny_quantized import edit_json, linear_names, rewrite
+from tiny_compressed_tensors import (
+    CASES,
+    FP8,
+    INT8,
+    TENSOR,
+    TOKEN,
+    bfloat16_tensor,
+    compressed_config,
+    make_compressed,
+)
+from tiny_quantized import edit_json, rewrite
 
 Q = "model.layers.0.self_attn.q_proj"
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
-INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
-INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False}
-FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-TOKEN = {"strategy": "token", "dynamic": True, "observer": None}
-TENSOR, CHANNEL, GROUP = (
-    {"strategy": "tensor"},
-    {"strategy": "channel"},
-    {"strategy": "group", "group_size": 32},
-)
-BLOCK = {"strategy": "block", "block_structure": [32, 32]}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A format: what its config group says, the scheme that is wanted, and its name."""
-
-    format: str
-    weights: dict[str, Any]
-    inputs: dict[str, Any] | None
-    scheme: Scheme
-    name: str
-
-
-CASES = {
-    "fp8": Case(
-        "float-quantized", {**FP8, **TENSOR}, {**FP8, **TENSOR}, Scheme("fp8", WHOLE, input="fp8"), "fp8"
-    ),
-    "fp8_channel": Case(
-        "float-quantized",
-        {**FP8, **CHANNEL},
-        {**FP8, **TOKEN},
-        Scheme("fp8", ROW, input="fp8", input_group=ROW),
-        "fp8_per_channel",
-    ),
-    "fp8_naive": Case(
-        "naive-quantized",
-        {**FP8, **TENSOR},
-        {**FP8, **TOKEN},
-        Scheme("fp8", WHOLE, input="fp8", input_group=ROW),
-        "fp8_dynamic",
-    ),
-    "fp8_block": Case(
-        "float-quantized",
-        {**FP8, **BLOCK},
-        {**FP8, "strategy": "group", "group_size": 32, "dynamic": True},
-        Scheme("fp8", 32, input="fp8", input_group=32),
-        "fp8_blocks",
-    ),
-    "int8_dynamic": Case(
-        "int-quantized",
-        {**INT8, **CHANNEL},
-        {**INT8, **TOKEN},
-        Scheme("int8", ROW, input="int8", input_group=ROW),
-        "int8_w8a8",
-    ),
-    "int8_static": Case(
-        "int-quantized",
-        {**INT8, **TENSOR},
-        {**INT8, **TENSOR},
-        Scheme("int8", ROW, input="int8"),
-        "int8_w8a8",
-    ),
-    "w8a16": Case("pack-quantized", {**INT8, **CHANNEL}, None, Scheme("int8", ROW), "int8_wo"),
-    "w8a16_group": Case("pack-quantized", {**INT8, **GROUP}, None, Scheme("int8", 32), "int8_wo"),
-    "w4a16": Case(
-        "pack-quantized", {**INT4, **GROUP, "actorder": "weight"}, None, Scheme("int4", 32), "int4_wo"
-    ),
-    "w4a16_channel": Case("pack-quantized", {**INT4, **CHANNEL}, None, Scheme("int4", 64), "int4_wo"),
-    "w4a16_zeros": Case(
-        "pack-quantized",
-        {**INT4, **GROUP, "symmetric": False},
-        None,
-        Scheme("int4", 32, zero_points=True),
-        "int4_wo",
-    ),
-    "w4a16_channel_zeros": Case(
-        "pack-quantized",
-        {**INT4, **CHANNEL, "symmetric": False},
-        None,
-        Scheme("int4", 64, zero_points=True),
-        "int4_wo",
-    ),
-    "nvfp4": Case(
-        "nvfp4-pack-quantized", FP4, {**FP4, "dynamic": "local"}, Scheme("fp4", 16, input="fp4"), "nvfp4"
-    ),
-    "nvfp4a16": Case("nvfp4-pack-quantized", FP4, None, Scheme("fp4", 16), "nvfp4_wo"),
-}
-
-
-def config(case: Case, **change: Any) -> dict[str, Any]:
-    group = {
-        "targets": ["Linear"],
-        "weights": case.weights,
-        "input_activations": case.inputs,
-        "output_activations": None,
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": case.format,
-        "quantization_status": "compressed",
-        "global_compression_ratio": 1.5,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "sparsity_config": {},
-        "transform_config": {},
-        "version": "0.12.2",
-        **change,
-    }
-
-
-def make(
-    name: str, path: Path, family: str = "llama", only: str = "", **change: Any
-) -> tuple[Path, dict[str, np.ndarray]]:
-    """Write a tiny checkpoint of a case; return it and its plain weights. `only`: modules with that in their name."""
-    case = CASES[name]
-    make_tiny(family, path, num_hidden_layers=1)
-    plain: dict[str, np.ndarray] = {}
-
-    def quantize(tensors: dict[str, Any]) -> None:
-        for seed, module in enumerate(linear_names(tensors)):
-            if only in module:
-                n, k = tensors.pop(f"{module}.weight").shape
-                leaves, plain[module] = write(case, n, k, np.random.default_rng(seed))
-                tensors.update({f"{module}.{leaf}": value for leaf, value in leaves.items()})
-
-    rewrite(path, quantize, {"quantization_config": config(case, **change)})
-    return path, plain
-
-
-def write(case: Case, n: int, k: int, random: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the tensors of a random layer and the weight that they stand for."""
-    args = case.weights
-    if case.format.startswith("nvfp4"):
-        return _write_fp4(case, n, k, random)
-    groups = {"tensor": 1, "channel": 1, "group": k // 32, "block": k // 32}[args["strategy"]]
-    rows = {"tensor": 1, "channel": n, "group": n, "block": -(-n // 32)}[args["strategy"]]
-    scale = random.uniform(0.001, 0.02, (rows, groups)).astype(ml_dtypes.bfloat16)
-    per_row = scale.repeat(32, axis=0)[:n] if args["strategy"] == "block" else scale
-    wide = np.broadcast_to(per_row.repeat(k // groups, axis=1), (n, k)).astype(np.float32)
-    leaves: dict[str, Any] = {
-        "weight_scale": _bfloat16(scale[:, 0] if args["strategy"] == "tensor" else scale)
-    }
-    if case.inputs is not None and not case.inputs["dynamic"]:
-        leaves["input_scale"] = np.array([0.5], np.float32)
-    if args["type"] == "float":
-        codes = random.normal(0, 100, (n, k)).astype(ml_dtypes.float8_e4m3fn)
-        leaves["weight"] = _float8(codes)
-        return leaves, codes.astype(np.float32) * wide
-    bits = args["num_bits"]
-    half = 1 << (bits - 1)
-    codes = random.integers(-half, half, (n, k))
-    zeros = np.zeros((n, groups), int) if args["symmetric"] else random.integers(-half, half, (n, groups))
-    if case.format != "pack-quantized":
-        leaves["weight"] = codes.astype(np.int8)
-    else:
-        leaves["weight_packed"] = along_columns(codes + half, bits)
-        leaves["weight_shape"] = np.array([n, k], np.int64)
-    if not args["symmetric"]:
-        leaves["weight_zero_point"] = along_rows(zeros + half, bits)
-    difference = codes - zeros.repeat(k // groups, axis=1)
-    return leaves, difference.astype(np.float32) * wide
-
-
-def _write_fp4(case: Case, n: int, k: int, random: np.random.Generator) -> tuple[dict[str, Any], np.ndarray]:
-    codes = random.integers(0, 16, (n, k))
-    packed = np.zeros((n, k // 2), np.uint8)
-    plain = np.zeros((n, k), np.float32)
-    scale = random.uniform(1, 400, (n, k // 16)).astype(ml_dtypes.float8_e4m3fn)
-    outer = np.float32(2048.0)
-    for row in range(n):
-        for column in range(k):
-            code = int(codes[row, column])
-            packed[row, column // 2] |= code << (4 * (column % 2))
-            value = E2M1[code & 7] * (-1 if code & 8 else 1)
-            plain[row, column] = np.float32(value) * (np.float32(scale[row, column // 16]) / outer)
-    leaves = {
-        "weight_packed": packed,
-        "weight_scale": _float8(scale),
-        "weight_global_scale": np.array([outer], np.float32),
-    }
-    if case.inputs is not None:
-        leaves["input_global_scale"] = np.array([4.0], np.float32)
-    return leaves, plain
-
-
-def _float8(codes: np.ndarray) -> Any:
-    import torch
-
-    return torch.from_numpy(codes.view(np.uint8).copy()).view(torch.float8_e4m3fn)
-
-
-def _bfloat16(values: np.ndarray) -> Any:
-    import torch
-
-    return torch.from_numpy(np.ascontiguousarray(values).view(np.uint16).copy()).view(torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights(name: str, tmp_path: Path) -> None:
-    path, plain = make(name, tmp_path / "m")
+    path, plain = make_compressed(name, tmp_path / "m")
     checkpoint = open_checkpoint(path)
     quantization = checkpoint.quantization
     assert quantization is not None
@@ -235,7 +42,7 @@ def test_weights(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_block", "w4a16_zeros", "nvfp4", "int8_static"])
 def test_fused_tensors_are_cut(name: str, tmp_path: Path) -> None:
-    path, plain = make(name, tmp_path / "m", "phi3")
+    path, plain = make_compressed(name, tmp_path / "m", "phi3")
     get = open_checkpoint(path).weights.get
     qkv = np.concatenate([get(f"layers.0.{one}.weight") for one in "qkv"])
     np.testing.assert_allclose(qkv, plain["model.layers.0.self_attn.qkv_proj"], rtol=1e-6, atol=0)
@@ -250,7 +57,7 @@ def test_fused_tensors_are_cut(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_targets_and_ignore(change: dict[str, Any], tmp_path: Path) -> None:
-    path, _ = make("w4a16", tmp_path / "m", only="self_attn", ignore=change.get("ignore", []))
+    path, _ = make_compressed("w4a16", tmp_path / "m", only="self_attn", ignore=change.get("ignore", []))
     if "targets" in change:
         edit_json(
             path / "config.json",
@@ -262,8 +69,8 @@ def test_targets_and_ignore(change: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_groups_of_layers(tmp_path: Path) -> None:
-    path, _ = make("w4a16", tmp_path / "m", only="self_attn")
-    fp8, fp8_plain = make("fp8_channel", tmp_path / "other", only="mlp")
+    path, _ = make_compressed("w4a16", tmp_path / "m", only="self_attn")
+    fp8, fp8_plain = make_compressed("fp8_channel", tmp_path / "other", only="mlp")
     from safetensors.torch import load_file
 
     others = {name: one for name, one in load_file(fp8 / "model.safetensors").items() if "mlp" in name}
@@ -273,7 +80,9 @@ def test_groups_of_layers(tmp_path: Path) -> None:
             del tensors[name]
         tensors.update(others)
 
-    first, second = (config(CASES[name])["config_groups"]["group_0"] for name in ("w4a16", "fp8_channel"))
+    first, second = (
+        compressed_config(CASES[name])["config_groups"]["group_0"] for name in ("w4a16", "fp8_channel")
+    )
     groups = {
         "group_0": {**first, "format": "pack-quantized"},
         "group_1": {**second, "targets": ["re:.*mlp.*"], "format": "float-quantized"},
@@ -295,11 +104,11 @@ def test_groups_of_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "wanted"), [("float", "fp8"), ("int", "int8")])
 def test_kv_cache(kind: str, wanted: str, tmp_path: Path) -> None:
     scheme = {"num_bits": 8, "type": kind, "strategy": "tensor", "dynamic": False, "symmetric": True}
-    path, _ = make("w4a16", tmp_path / "m", kv_cache_scheme=scheme)
+    path, _ = make_compressed("w4a16", tmp_path / "m", kv_cache_scheme=scheme)
     with pytest.raises(CheckpointError, match=r"self_attn\.k_scale.*missing"):
         open_checkpoint(path)
     scales = {
-        "k_scale": _bfloat16(np.array([0.5], ml_dtypes.bfloat16)),
+        "k_scale": bfloat16_tensor(np.array([0.5], ml_dtypes.bfloat16)),
         "v_scale": np.array(0.125, np.float32),
     }
     rewrite(
@@ -316,7 +125,7 @@ def test_kv_cache(kind: str, wanted: str, tmp_path: Path) -> None:
 
 
 def test_zero_points_of_zero_are_left_out(tmp_path: Path) -> None:
-    path, _ = make("int8_dynamic", tmp_path / "m")
+    path, _ = make_compressed("int8_dynamic", tmp_path / "m")
     rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_zero_point": np.zeros((128, 1), np.int8)}))
     open_checkpoint(path)
     rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_zero_point": np.ones((128, 1), np.int8)}))
@@ -325,7 +134,7 @@ def test_zero_points_of_zero_are_left_out(tmp_path: Path) -> None:
 
 
 def test_order_of_inputs(tmp_path: Path) -> None:
-    path, _ = make("w4a16", tmp_path / "m")
+    path, _ = make_compressed("w4a16", tmp_path / "m")
     order = np.arange(64, dtype=np.int32) // 32
     rewrite(path, lambda tensors: tensors.update({f"{Q}.weight_g_idx": order}))
     open_checkpoint(path)
@@ -335,7 +144,7 @@ def test_order_of_inputs(tmp_path: Path) -> None:
 
 
 def test_the_older_name_of_the_config(tmp_path: Path) -> None:
-    path, _ = make("w4a16", tmp_path / "m")
+    path, _ = make_compressed("w4a16", tmp_path / "m")
 
     def rename(data: dict[str, Any]) -> None:
         data["compression_config"] = data.pop("quantization_config")
@@ -397,7 +206,7 @@ def _inputs(**change: Any) -> Any:
     ],
 )
 def test_config_errors(change: Any, words: str, tmp_path: Path) -> None:
-    path, _ = make("w4a16", tmp_path / "m")
+    path, _ = make_compressed("w4a16", tmp_path / "m")
     edit_json(path / "config.json", lambda data: change(data["quantization_config"]))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path)
@@ -434,7 +243,7 @@ def test_config_errors(change: Any, words: str, tmp_path: Path) -> None:
     ],
 )
 def test_tensor_errors(name: str, change: Any, words: str, tmp_path: Path) -> None:
-    path, _ = make(name, tmp_path / "m")
+    path, _ = make_compressed(name, tmp_path / "m")
     rewrite(path, change)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path)

@@ -10,41 +10,10 @@ import pytest
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.scheme import ROW, Scheme
 from plansmith.runtime.errors import CheckpointError
-from tiny_packing import Grouped, along_columns, along_rows, make_packed
+from tiny_packing import make_gptq
 from tiny_quantized import edit_json, rewrite
 
-CONFIG = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": 32,
-    "desc_act": False,
-    "sym": True,
-    "damp_percent": 0.01,
-    "true_sequential": True,
-    "static_groups": False,
-    "model_name_or_path": None,
-    "checkpoint_format": "gptq",
-    "meta": {"quantizer": ["gptqmodel:4.2.0"]},
-}
 Q = "model.layers.0.self_attn.q_proj"
-
-
-def make(path: Path, family: str = "llama", change: dict[str, Any] | None = None, **options: Any) -> Any:
-    config = {**CONFIG, **(change or {})}
-    bits, group = config["bits"], config["group_size"]
-    less = 1 if config["checkpoint_format"] == "gptq" else 0
-
-    def pack(name: str, weight: Grouped) -> dict[str, np.ndarray]:
-        k = weight.codes.shape[1]
-        order = [column // (k if group == -1 else group) for column in range(k)]
-        return {
-            "qweight": along_rows(weight.codes.T, bits),
-            "qzeros": along_columns(weight.zeros.T - less, bits),
-            "scales": weight.scales.T,
-            "g_idx": np.array(order, np.int32),
-        }
-
-    return make_packed(path, pack, config, group, family, bits=bits, **options)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +41,7 @@ def make(path: Path, family: str = "llama", change: dict[str, Any] | None = None
 def test_weights(
     change: dict[str, Any], options: dict[str, int], scheme: Scheme, name: str, tmp_path: Path
 ) -> None:
-    path, weights = make(tmp_path / "m", change=change, **options)
+    path, weights = make_gptq(tmp_path / "m", change=change, **options)
     checkpoint = open_checkpoint(path)
     quantization = checkpoint.quantization
     assert quantization is not None
@@ -87,14 +56,14 @@ def test_weights(
 
 
 def test_fused_tensors_are_cut(tmp_path: Path) -> None:
-    path, weights = make(tmp_path / "m", "phi3", {"sym": False}, low_zero=1)
+    path, weights = make_gptq(tmp_path / "m", "phi3", {"sym": False}, low_zero=1)
     get = open_checkpoint(path).weights.get
     qkv = np.concatenate([get(f"layers.0.{name}.weight") for name in "qkv"])
     np.testing.assert_array_equal(qkv, weights["model.layers.0.self_attn.qkv_proj"].plain)
 
 
 def test_a_bias_of_zeros_is_left_out(tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m", "qwen3", zero=8)
+    path, _ = make_gptq(tmp_path / "m", "qwen3", zero=8)
     name = f"{Q}.bias"
     rewrite(path, lambda tensors: tensors.update({name: np.zeros(128, np.float16)}))
     assert "layers.0.q.bias" not in open_checkpoint(path).weights.names()
@@ -104,7 +73,7 @@ def test_a_bias_of_zeros_is_left_out(tmp_path: Path) -> None:
 
 
 def test_an_order_of_its_own_is_refused(tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m", change={"desc_act": True}, zero=8)
+    path, _ = make_gptq(tmp_path / "m", change={"desc_act": True}, zero=8)
     order = np.random.default_rng(0).permutation(np.arange(64) // 32).astype(np.int32)
     rewrite(path, lambda tensors: tensors.update({f"{Q}.g_idx": order}))
     with pytest.raises(CheckpointError, match=r"q_proj.*g_idx.*desc_act false"):
@@ -122,13 +91,13 @@ def test_an_order_of_its_own_is_refused(tmp_path: Path) -> None:
 def test_zero_points_that_contradict(
     change: dict[str, Any], options: dict[str, int], words: str, tmp_path: Path
 ) -> None:
-    path, _ = make(tmp_path / "m", change=change, low_zero=1, **options)
+    path, _ = make_gptq(tmp_path / "m", change=change, low_zero=1, **options)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path).weights.get("layers.0.q.weight")
 
 
 def test_a_zero_point_of_16(tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m", change={"sym": False}, zero=16)
+    path, _ = make_gptq(tmp_path / "m", change={"sym": False}, zero=16)
     with pytest.raises(CheckpointError, match=r"zero point of 16.*gptq_v2"):
         open_checkpoint(path).weights.get("layers.0.q.weight")
 
@@ -150,7 +119,7 @@ def test_a_zero_point_of_16(tmp_path: Path) -> None:
     ],
 )
 def test_config_errors(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m", zero=8)
+    path, _ = make_gptq(tmp_path / "m", zero=8)
     edit_json(path / "config.json", lambda data: data["quantization_config"].update(change))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path)
@@ -171,7 +140,7 @@ def _change(leaf: str, value: Any) -> Any:
     ],
 )
 def test_tensor_errors(change: Any, words: str, tmp_path: Path) -> None:
-    path, _ = make(tmp_path / "m", zero=8)
+    path, _ = make_gptq(tmp_path / "m", zero=8)
     rewrite(path, change)
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(path)
