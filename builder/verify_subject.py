@@ -62,7 +62,7 @@ def open_subject(
         yield Subject(plan.checkpoint, recipe, plan.limits, file)
 
 
-def _tokenizer_for(checkpoint: pathlib.Path, engine: pathlib.Path) -> pathlib.Path | None:
+def tokenizer_for(checkpoint: pathlib.Path, engine: pathlib.Path) -> pathlib.Path | None:
     """Return the engine's tokenizer where its checkpoint has none beside it."""
     if checkpoint.is_dir() and not (checkpoint / "tokenizer.json").is_file():
         return engine / "tokenizer"
@@ -85,7 +85,7 @@ def _engine_subject(
         raise InvalidArgumentError(
             f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
         )
-    opened = open_checkpoint(source, manifest.limits.max_seq_len, _tokenizer_for(source, path))
+    opened = open_checkpoint(source, manifest.limits.max_seq_len, tokenizer_for(source, path))
     if opened.fingerprint() != manifest.checkpoint.fingerprint:
         raise InvalidArgumentError(
             f"{source} is not the checkpoint that {path} was built from (fingerprint {opened.fingerprint()[:12]}, "

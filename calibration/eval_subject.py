@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ..builder.checkpoint import Checkpoint, open_checkpoint
 from ..builder.precision import Precision
-from ..builder.verify_subject import Subject, open_subject
+from ..builder.verify_subject import Subject, open_subject, tokenizer_for
 from ..runtime.errors import InvalidArgumentError
 from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
 
@@ -36,7 +36,7 @@ def open_eval_subject(
         return
     source = pathlib.Path(checkpoint or manifest.checkpoint.path)
     _check_source(path, manifest, source)
-    with open_subject(source, None, manifest.precision) as subject:
+    with open_subject(source, None, manifest.precision, tokenizer_for(source, path)) as subject:
         names = ", ".join(manifest.targets)
         note = (
             f"{path} has no cpu target ({names}): what is evaluated is a cpu plan of the same recipe, compiled for the "
@@ -50,7 +50,8 @@ def _check_source(path: pathlib.Path, manifest: Manifest, source: pathlib.Path) 
         raise InvalidArgumentError(
             f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
         )
-    found = open_checkpoint(source, manifest.limits.max_seq_len).fingerprint()
+    opened = open_checkpoint(source, manifest.limits.max_seq_len, tokenizer_for(source, path))
+    found = opened.fingerprint()
     if found != manifest.checkpoint.fingerprint:
         raise InvalidArgumentError(
             f"{source} is not the checkpoint that {path} was built from (fingerprint {found[:12]}, recorded "

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..builder.checkpoint import Checkpoint, open_checkpoint
 from ..builder.checkpoint.tokenizer_check import check_tokenizer_opens
+from ..builder.checkpoint.trtllm.kinds import is_trtllm_checkpoint
 from ..runtime.errors import CheckpointError, InvalidArgumentError, UnsupportedError
 from ..runtime.tokenizer import Tokenizer
 from .dataset import SHIPPED, Samples, load_documents, make_samples, resolve_source
@@ -162,7 +163,12 @@ def require_packages() -> None:
 
 
 def refuse_quantized(path: Path) -> None:
-    """Raise CheckpointError when a checkpoint's configuration says that it is quantized already."""
+    """Raise CheckpointError when a checkpoint is quantized already, or one that transformers cannot open."""
+    if is_trtllm_checkpoint(path):
+        raise CheckpointError(
+            f"{path}: is a TensorRT-LLM checkpoint, which transformers cannot calibrate; quantize the Hugging Face "
+            "checkpoint it was converted from, or build this one as it is"
+        )
     found = next((name for name in ("hf_quant_config.json", REPORT_NAME) if (path / name).is_file()), None)
     try:
         config: Any = json.loads((path / "config.json").read_bytes())

@@ -21,7 +21,8 @@ def build(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            help="A Hugging Face directory, a TensorRT-LLM checkpoint directory or a .gguf file.", show_default=False
+            help="A Hugging Face directory, a TensorRT-LLM checkpoint directory or a .gguf file.",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -85,7 +86,9 @@ def build(
     checkpoint_dir: Annotated[Path | None, typer.Option(help="The same as CHECKPOINT.")] = None,
     tokenizer_dir: Annotated[
         Path | None,
-        typer.Option(help="Where the tokenizer is, if not in the checkpoint: a TensorRT-LLM checkpoint has none."),
+        typer.Option(
+            help="Where the tokenizer is, if not in the checkpoint: a TensorRT-LLM checkpoint has none."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
