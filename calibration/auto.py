@@ -39,13 +39,15 @@ def auto_quantize(
     """
     import modelopt.torch.quantization as mtq
 
+    budget = plan.options.auto_bits
+    assert budget is not None
     names: dict[str, str] = {}
     spaces = _spaces(plan, torch_fp4, names)
     progress.stage("calibrating and scoring the recipes of each layer")
     counted = _Counted(data, progress)
     model, state = mtq.auto_quantize(
         model,
-        constraints={"effective_bits": plan.options.auto_bits},
+        constraints={"effective_bits": _with_left_out(plan, budget)},
         quantization_formats=spaces[0]["quantization_formats"],
         module_search_spaces=spaces,
         data_loader=counted,
@@ -59,10 +61,30 @@ def auto_quantize(
     )
     if not state["best"]["is_satisfied"]:
         raise InvalidArgumentError(
-            f"--auto-bits {plan.options.auto_bits:g} cannot be met with "
+            f"--auto-bits {budget:g} cannot be met with "
             f"{', '.join(one.name for one in plan.recipes)}; give more bits, or recipes with fewer"
         )
     return _report(state, names, plan)
+
+
+def _sizes(plan: QuantizePlan) -> tuple[int, int]:
+    """Return the weights of the layers that are quantized, and of those that are left out."""
+    inside, outside = (
+        sum(one.in_features * one.out_features for one in layers) for layers in (plan.layers, plan.left_out)
+    )
+    return inside, outside
+
+
+def _with_left_out(plan: QuantizePlan, bits: float) -> float:
+    """Return ModelOpt's budget, in whose mean the layers that are left out count with 16 bits."""
+    inside, outside = _sizes(plan)
+    return (bits * inside + 16 * outside) / (inside + outside)
+
+
+def _without_left_out(plan: QuantizePlan, bits: float) -> float:
+    """Return the mean of the quantized layers alone from ModelOpt's mean."""
+    inside, outside = _sizes(plan)
+    return (bits * (inside + outside) - 16 * outside) / inside
 
 
 def _spaces(plan: QuantizePlan, torch_fp4: bool, names: dict[str, str]) -> list[dict[str, Any]]:
@@ -129,7 +151,8 @@ def _report(state: dict[str, Any], names: dict[str, str], plan: QuantizePlan) ->
         for module in stats["module_names"]:
             layers[module] = {"recipe": _name(best, names), "scores": scores}
     ordered = {one.name: layers[one.name] for one in plan.layers if one.name in layers}
-    return {"effective_bits": float(state["best"]["constraints"]["effective_bits"]), "layers": ordered}
+    bits = _without_left_out(plan, float(state["best"]["constraints"]["effective_bits"]))
+    return {"effective_bits": bits, "layers": ordered}
 
 
 def _name(recipe: Any, names: dict[str, str]) -> str:

@@ -19,12 +19,13 @@ def load_model(directory: Path, device: str, quantize_lm_head: bool) -> Any:
     No code of the checkpoint is run and no pickle is read.
     raises CheckpointError when transformers cannot load it, InvalidArgumentError for a device that is not there
     """
-    import modelopt.torch.quantization  # noqa: F401 - before the next line: importing it turns progress bars on again
+    import modelopt.torch.export
+    import modelopt.torch.quantization  # noqa: F401 - first: importing them turns progress bars on again
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    on = _device(device)
+    on = find_device(device)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(directory),
@@ -46,7 +47,8 @@ def load_model(directory: Path, device: str, quantize_lm_head: bool) -> Any:
     return model
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """Return a device; InvalidArgumentError when this machine or this torch does not have it."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidArgumentError(
             f"--device {name}: this torch ({torch.__version__}) finds no CUDA device; use --device cpu"

@@ -53,9 +53,9 @@ def quantize_checkpoint(
             f"{out} exists and is not empty; give another -o, or --force to replace it"
         )
     _check_place(Path(path), out)
-    progress = Progress(report)
-    progress.stage("checking")
     plan = plan_quantization(path, options)
+    _check_device(options.device)
+    progress = Progress(report)
     began = time.monotonic()
     with PeakMemory(), replacing(out, REPORT_NAME) as work:
         work.reserve(_bytes_at_most(plan))
@@ -70,6 +70,15 @@ def quantize_checkpoint(
         text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
         (work.path / REPORT_NAME).write_text(text, encoding="utf-8")
     return facts
+
+
+def _check_device(name: str) -> None:
+    """Refuse a device that is not there before anything is loaded."""
+    if name != "cpu":
+        with quiet():
+            from .model import find_device
+
+            find_device(name)
 
 
 def _check_place(source: Path, out: Path) -> None:
