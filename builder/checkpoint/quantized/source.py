@@ -47,13 +47,15 @@ class QuantizedWeights(MappedWeights):
         self._raw, self._reader = store, reader
         shapes, parts = weight_shapes(spec), family.parts(spec)
         modules = _modules(store, shapes, parts)
-        layers = {name: layer for name, one in modules.items() if (layer := _layer(reader, one)) is not None}
+        layers = {name: layer for name, one in modules.items() if (layer := reader.layer(one)) is not None}
         self._layers: dict[str, Layer] = {}
         for canonical in _linears(shapes):
             layer = layers.get(_module_of(parts[canonical]))
             if layer is not None:
                 self._layers[canonical] = layer
         reader.finish()
+        for name in modules.keys() - layers.keys():
+            _check_plain(modules[name])
         self._kv = _kv_tensors(store, spec, parts, reader)
         known = {name for module in modules.values() for name in module.used}
         known |= {name for pair in self._kv for name in pair if name is not None}
@@ -124,14 +126,13 @@ def _modules(
     return modules
 
 
-def _layer(reader: Reader, module: Module) -> Layer | None:
-    layer = reader.layer(module)
-    if layer is None and module.has("weight") and not module.is_float:
+def _check_plain(module: Module) -> None:
+    """Raise CheckpointError for a layer that the configuration leaves out and that is no float."""
+    if module.has("weight") and not module.is_float:
         raise module.error(
             f"is stored as {module.dtype('weight')}, and only linear layers that the quantization config names may be "
             "quantized; the config and the weights do not belong together"
         )
-    return layer
 
 
 def _check_float(store: RawStore, parts: Mapping[str, Part], quantized: Iterable[str]) -> None:
