@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from plansmith.runtime.errors import CheckpointError
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from tiny_trtllm import write_trtllm
+
+SMOLLM2 = Path(__file__).parents[3] / "demo" / "smollm2"
 
 
 @pytest.mark.parametrize(
@@ -140,3 +143,26 @@ def test_fused_gate_and_up_are_not_taken_from_shares(
         CheckpointError, match="gate_proj and up_proj are one tensor, whose order in the ranks"
     ):
         open_checkpoint(out, tokenizer=source)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="run make demo first")
+def test_smollm2_in_six_ranks_that_modelopt_wrote(tmp_path: Path) -> None:
+    pytest.importorskip("modelopt")
+    import transformers
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
+    model.config.rope_theta = model.config.rope_parameters["rope_theta"]  # where the exporter looks
+    export_tensorrt_llm_checkpoint(
+        model,
+        "llama",
+        torch.float16,
+        tmp_path,
+        inference_tensor_parallel=3,
+        inference_pipeline_parallel=2,
+    )
+    want, got = open_checkpoint(SMOLLM2), open_checkpoint(tmp_path, tokenizer=SMOLLM2)
+    assert got.spec == dataclasses.replace(want.spec, dtype="float16")
+    for name in want.weights.names():
+        np.testing.assert_array_equal(got.weights.get(name), want.weights.get(name).astype(np.float16))
