@@ -28,7 +28,7 @@ from plansmith.builder.targets.cpu.session import CpuSession
 from plansmith.builder.targets.reference import ReferenceSession
 from quantized_weights import SCHEMES, RandomQuantizedWeights, on_fp8_grid, quantization, quantized_spec
 from quantized_weights import dequantized as graph_values
-from tiny_graph import EVERYTHING
+from tiny_graph import EVERYTHING, rope
 
 LENGTHS, VOCAB = (10, 1, 10, 17), 96
 STORED = {"int8": DType.I8, "int4": DType.I4, "fp8": DType.F8, "fp4": DType.F4}
@@ -147,6 +147,40 @@ def test_a_model_with_every_feature_takes_schemes_too(name: str, tied: bool, tmp
     wanted = run(ReferenceSession(model, NUM_BLOCKS), 0, LENGTHS, VOCAB)
     with CpuSession(tmp_path / "p", NUM_BLOCKS, num_threads=2) as session:
         assert_close(run(session, 0, LENGTHS, VOCAB), wanted, rounds=True)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme("fp8", 16, input="fp8", input_group=16),
+        Scheme("int4", 16, zero_points=True, pre_scale=True),
+        Scheme("int4", 16, fp8_grid=True),
+        SCHEMES["int8_rows"],
+        SCHEMES["nvfp4"],
+    ],
+    ids=["fp8", "zeros", "grid", "int8", "fp4"],
+)
+def test_widths_that_no_tile_divides(scheme: Scheme, tmp_path: Path) -> None:
+    """q, k and v of 48, 24 and 24 columns, 51 logits: they meet inside a tile of 16 outputs."""
+    fields = {
+        "head_dim": 12,
+        "ropes": (rope(12),),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "vocab_size": 51,
+    }
+    spec = quantized_spec(**{"max_position_embeddings": 64, **fields})
+    model, _ = compiled(scheme, tmp_path / "p", "int8", spec)
+    wanted = run(ReferenceSession(model, NUM_BLOCKS), 0, LENGTHS, 51)
+    with CpuSession(tmp_path / "p", NUM_BLOCKS) as session:
+        assert_close(run(session, 0, LENGTHS, 51), wanted, rounds=True)
+
+
+@pytest.mark.parametrize("name", ["w4a8", "nvfp4", "int4_awq_zeros"])
+def test_the_same_checkpoint_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    for file in ("a", "b"):
+        compiled(SCHEMES[name], tmp_path / file, "fp8")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_how_rows_are_batched_changes_no_bit(tmp_path: Path) -> None:
