@@ -68,7 +68,8 @@ def layer_bars(layers: Sequence[str], series: Sequence[tuple[str, Sequence[float
             parts.append(
                 f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{html.escape(short, quote=True)}</text>'
             )
-    return f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="KL by layer">{"".join(parts)}</svg>'
+    frame = f'class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="KL by layer"'
+    return f"<svg {frame}>{''.join(parts)}</svg>"
 
 
 def _scale(largest: float) -> tuple[float, float]:

@@ -46,7 +46,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .plot text { fill: var(--quiet); font-size: 12px; font-family: inherit; }
 details { margin: 8px 0; }
 summary { cursor: pointer; }
-pre { background: var(--panel); padding: 12px; border-radius: 8px; overflow-x: auto; font-size: 12px; line-height: 1.4; }
+pre { background: var(--panel); padding: 12px; border-radius: 8px; overflow-x: auto; font-size: 12px;
+  line-height: 1.4; }
 .s0 { fill: var(--s0); background: var(--s0); } .s1 { fill: var(--s1); background: var(--s1); }
 .s2 { fill: var(--s2); background: var(--s2); } .s3 { fill: var(--s3); background: var(--s3); }
 .s4 { fill: var(--s4); background: var(--s4); } .s5 { fill: var(--s5); background: var(--s5); }
