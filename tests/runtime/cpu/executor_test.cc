@@ -31,24 +31,87 @@ double RelativeError(const std::vector<float>& got, const std::vector<double>& w
 
 struct Precision {
   const char* name;
-  uint32_t dtype, group_size;
-  bool by_group;
   double allowed;  // RelativeError: float32 rounding, or int8 activations (1/127 of the largest,
-                   // several layers), or a few codes of K and V that fall the other way
-  uint32_t kv_format = kKvF32;
+                   // several layers), or a few codes that fall the other way
+  void (*set)(TinyShape* shape);
 };
-constexpr Precision kPrecisions[] = {
-    {"f32", kF32, 0, false, 1e-5},         {"bf16", kBF16, 0, false, 1e-5},
-    {"i8", kI8, 0, false, 0.03},           {"i4", kI4, 0, false, 0.03},
-    {"i4 by group", kI4, 8, true, 0.03},   {"f8 KV", kF32, 0, false, 1e-5, kKvF8},
-    {"i8 KV", kF32, 0, false, 1e-5, kKvI8}};
+void SetF4(TinyShape* s) {
+  s->dtype = kF4;
+  s->group_size = 16;
+  s->hidden = 48;
+  s->inner = 64;
+}
+
+const Precision kPrecisions[] = {
+    {"f32", 1e-5, [](TinyShape* s) { s->dtype = kF32; }},
+    {"bf16", 1e-5, [](TinyShape* s) { s->dtype = kBF16; }},
+    {"f16", 1e-5, [](TinyShape* s) { s->dtype = kF16; }},
+    {"i8", 0.03, [](TinyShape* s) { s->dtype = kI8; }},
+    {"i4", 0.03, [](TinyShape* s) { s->dtype = kI4; }},
+    {"i4 by group", 0.03,
+     [](TinyShape* s) {
+       s->dtype = kI4;
+       s->group_size = 8;
+       s->by_group = true;
+     }},
+    {"i8, float inputs", 1e-5,
+     [](TinyShape* s) {
+       s->dtype = kI8;
+       s->input = kInputFloat;
+     }},
+    {"i8, static inputs", 1e-5,
+     [](TinyShape* s) {
+       s->dtype = kI8;
+       s->input = kInputInt8Static;
+     }},
+    {"i4, float inputs", 1e-5,
+     [](TinyShape* s) {
+       s->dtype = kI4;
+       s->group_size = 8;
+       s->input = kInputFloat;
+       s->pre_scale = true;
+     }},
+    {"i4 with zero points", 1e-5,
+     [](TinyShape* s) {
+       s->dtype = kI4;
+       s->group_size = 8;
+       s->input = kInputFloat;
+       s->with_zeros = true;
+     }},
+    {"f8", 1e-5, [](TinyShape* s) { s->dtype = kF8; }},
+    {"f8, rounded by row", 1e-3,
+     [](TinyShape* s) {
+       s->dtype = kF8;
+       s->round = kRoundF8;
+     }},
+    {"f8, rounded by group", 1e-3,
+     [](TinyShape* s) {
+       s->dtype = kF8;
+       s->group_size = 8;
+       s->round = kRoundF8;
+       s->round_group = 8;
+     }},
+    {"f8, rounded statically", 1e-3,
+     [](TinyShape* s) {
+       s->dtype = kF8;
+       s->round = kRoundF8;
+       s->round_group = -1;
+       s->pre_scale = true;
+     }},
+    {"f4", 1e-5, [](TinyShape* s) { SetF4(s); }},
+    {"f4, rounded", 1e-3,
+     [](TinyShape* s) {
+       SetF4(s);
+       s->round = kRoundF4;
+       s->round_group = 16;
+     }},
+    {"f8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF8; }},
+    {"i8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvI8; }},
+};
 
 TinyShape ShapeOf(const Precision& p) {
   TinyShape shape;
-  shape.dtype = p.dtype;
-  shape.group_size = p.group_size;
-  shape.by_group = p.by_group;
-  shape.kv_format = p.kv_format;
+  p.set(&shape);
   return shape;
 }
 

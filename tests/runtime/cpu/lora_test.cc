@@ -136,13 +136,16 @@ struct Case {
   const char* name;
   uint32_t dtype, group_size;
   bool by_group, gather_early;
-  double allowed;  // RelativeError: float32 rounding, or int8 activations over several layers
+  double allowed;        // RelativeError: float32 rounding, or int8 activations over several layers
+  bool rounded = false;  // to F8, after a vector of factors: adapters take what was there before
 };
 constexpr Case kCases[] = {{"f32", kF32, 0, false, false, 1e-5},
                            {"f32 early", kF32, 0, false, true, 1e-5},
                            {"bf16 early", kBF16, 0, false, true, 1e-5},
                            {"i8 early", kI8, 0, false, true, 0.03},
-                           {"i4 by group", kI4, 8, true, true, 0.03}};
+                           {"i4 by group", kI4, 8, true, true, 0.03},
+                           {"f8, rounded", kF8, 0, false, false, 1e-5, true},
+                           {"f8, rounded, early", kF8, 0, false, true, 1e-5, true}};
 
 TinyShape ShapeOf(const Case& c) {
   TinyShape shape;
@@ -150,6 +153,8 @@ TinyShape ShapeOf(const Case& c) {
   shape.group_size = c.group_size;
   shape.by_group = c.by_group;
   shape.gather_early = c.gather_early;
+  shape.pre_scale = c.rounded;
+  shape.round = c.rounded ? kRoundF8 : -1;
   return shape;
 }
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <vector>
 
+#include "check.h"
 #include "cpu/kernels.h"
 #include "cpu/plan.h"
 #include "cpu/plan_format.h"
@@ -49,6 +50,21 @@ inline uint16_t ToF16(float x) {  // of what half floats can hold
 inline double F4Value(uint32_t code) {
   const double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return code >= 8 ? -magnitudes[code - 8] : magnitudes[code];
+}
+
+// The nearest of a RoundFormat's values, of two the one with the even code; the last one beyond
+// them. NaN stays.
+inline double NearestValue(int32_t format, double x, double lowest_int8) {
+  if (x != x) return x;
+  if (format == kRoundInt8) return std::nearbyint(std::fmin(std::fmax(x, lowest_int8), 127));
+  if (format == kRoundF8) return F8Value(NearestCode(kKvF8, x));
+  uint32_t best = 0;
+  for (uint32_t code = 1; code < 8; ++code) {
+    const double gap = std::fabs(F4Value(code) - std::fabs(x));
+    const double least = std::fabs(F4Value(best) - std::fabs(x));
+    if (gap < least || (gap == least && code % 2 == 0)) best = code;
+  }
+  return std::copysign(F4Value(best), x);
 }
 
 // A code of the nearest magnitude among values(0), values(1), ... values(last), which go up.
@@ -204,6 +220,7 @@ inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, ui
   }
   if (with_zeros) p.zeros.assign(num_scales, 8.0f);
   const size_t group = group_size == 0 ? k : group_size;
+  CHECK(k % group == 0);
   for (size_t row = 0; row < n; ++row) {
     for (size_t first = 0; first < k; first += group) {
       const size_t at = (row / kTile * shape.num_groups + first / group) * kTile + row % kTile;

@@ -14,20 +14,6 @@ namespace {
 
 const char* const kFormatNames[] = {"int8", "f8", "f4"};
 
-// The nearest of a format's values, of two the one with the even code; the last one beyond them.
-double Nearest(int32_t format, double x, double lowest_int8) {
-  if (x != x) return x;
-  if (format == kRoundInt8) return std::nearbyint(std::fmin(std::fmax(x, lowest_int8), 127));
-  if (format == kRoundF8) return F8Value(NearestCode(kKvF8, x));
-  uint32_t best = 0;
-  for (uint32_t code = 1; code < 8; ++code) {
-    const double gap = std::fabs(F4Value(code) - std::fabs(x));
-    const double least = std::fabs(F4Value(best) - std::fabs(x));
-    if (gap < least || (gap == least && code % 2 == 0)) best = code;
-  }
-  return std::copysign(F4Value(best), x);
-}
-
 bool Same(float a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // What kOpRoundInput makes of one group, the quotients and scales in float32 as it says.
@@ -49,7 +35,7 @@ std::vector<double> RoundedGroup(const std::vector<float>& x, int32_t format, bo
   std::vector<double> out;
   for (float v : x) {
     const float ratio = v / s;
-    const double value = Nearest(format, ratio, is_static ? -128 : -127);
+    const double value = NearestValue(format, ratio, is_static ? -128 : -127);
     out.push_back(s == 0 ? 0 : static_cast<float>(value) * s);
   }
   return out;

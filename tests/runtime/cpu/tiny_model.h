@@ -20,9 +20,16 @@ struct TinyShape {
   uint32_t block = 8, max_tokens = 64, max_batch = 8, max_len = 96;
   uint32_t dtype = kF32, group_size = 0;
   bool by_group = false;
+  int32_t input = -1;  // LinearInput; -1: int8 by row (or group) for I8 and I4, floats for others
+  bool with_zeros = false;
+  bool pre_scale = false;  // q, k and v, and gate and up, take their input times a vector,
+  int32_t round = -1;      // rounded to this RoundFormat (-1: not)
+  int32_t round_group = 0;
   uint32_t kv_format = kKvF32;
   bool gather_early = false;  // only rows with logits go through what follows the last attention
 };
+
+constexpr float kStaticScale = 0.03f;  // of inputs and, with F4, of their scales
 
 class TinyModel {
  public:
@@ -48,18 +55,46 @@ class TinyModel {
   }
   int32_t Weight(const char* name, uint32_t n, uint32_t k, float size) {
     return plan.Tensor(name, PackMatrix(random_.Floats(static_cast<size_t>(n) * k, size), n, k,
-                                        s.dtype, s.group_size));
+                                        s.dtype, s.group_size, false, s.with_zeros));
   }
-  void Linear(const std::string& name, View in, int32_t weight, int32_t bias, View out, bool add) {
+  // What a product takes in place of `in`.
+  View Prepared(View in, uint32_t width) {
+    if (!s.pre_scale && s.round < 0) return in;
+    const uint32_t rows = plan.slots[static_cast<size_t>(in.slot)].rows;
+    const View out = {plan.Slot(rows, width), 0};
+    if (s.pre_scale) {
+      const int32_t factors = Vector("factors", width);
+      OpRecord& op = plan.Op(kOpMulVector, "factors");
+      op.in[0] = in;
+      op.out = out;
+      op.tensors[0] = factors;
+      op.i[0] = static_cast<int32_t>(width);
+    }
+    if (s.round >= 0) {
+      OpRecord& op = plan.Op(kOpRoundInput, "round");
+      op.in[0] = s.pre_scale ? out : in;
+      op.out = out;
+      op.i[0] = static_cast<int32_t>(width);
+      op.i[1] = s.round;
+      op.i[2] = s.round_group;
+      op.f[0] = kStaticScale;
+    }
+    return out;
+  }
+  void Linear(const std::string& name, View in, int32_t weight, int32_t bias, View out, bool add,
+              View adapters = {-1, 0}) {
     OpRecord& op = plan.Op(kOpLinear, name);
     op.in[0] = in;
+    op.in[1] = adapters;
     op.out = out;
     op.tensors[0] = weight;
     op.tensors[1] = bias;
     op.i[0] = add;
-    op.i[1] = s.dtype != kI8 && s.dtype != kI4 ? kInputFloat
-              : s.by_group                     ? kInputInt8Group
-                                               : kInputInt8Row;
+    op.i[1] = s.input >= 0                       ? s.input
+              : s.dtype != kI8 && s.dtype != kI4 ? kInputFloat
+              : s.by_group                       ? kInputInt8Group
+                                                 : kInputInt8Row;
+    if (op.i[1] == kInputInt8Static) op.f[0] = kStaticScale;
   }
   void Norm(const char* name, View in, View out, uint32_t groups, uint32_t width) {
     const int32_t weight = Vector(name, width);
@@ -81,6 +116,7 @@ class TinyModel {
   void Layer(int32_t layer);
   void RunOp(const OpRecord& op, const std::vector<int32_t>& ids, std::vector<Rows>* slots) const;
   void RunAttention(const OpRecord& op, size_t n, std::vector<Rows>* slots) const;
+  static void RoundGroup(const OpRecord& op, const double* x, uint32_t n, double* out);
 
   Random random_;
   void GatherRows(int32_t* slot, uint32_t width);
@@ -152,7 +188,8 @@ inline void TinyModel::Layer(int32_t layer) {
   Norm("input_norm", {x_, 0}, {normed_, 0}, 1, s.hidden);
   const int32_t qkv = Weight("qkv", q + 2 * kv, s.hidden, size),
                 bias = Vector("qkv_bias", q + 2 * kv);
-  Linear(prefix + "q|k|v", {normed_, 0}, qkv, bias, {qkv_, 0}, false);
+  Linear(prefix + "q|k|v", Prepared({normed_, 0}, s.hidden), qkv, bias, {qkv_, 0}, false,
+         {normed_, 0});
   Norm("q_norm", {qkv_, 0}, {qkv_, 0}, s.heads, s.dim);
   for (int part = 0; part < 2; ++part) {
     OpRecord& rope = plan.Op(kOpRope, part == 0 ? "rope_q" : "rope_k");
@@ -197,7 +234,8 @@ inline void TinyModel::Layer(int32_t layer) {
   add.i[0] = static_cast<int32_t>(s.hidden);
   Norm("mlp_norm", {x_, 0}, {normed_, 0}, 1, s.hidden);
   const int32_t gate_up = Weight("gate_up", 2 * s.inner, s.hidden, size);
-  Linear(prefix + "gate|up", {normed_, 0}, gate_up, -1, {gate_up_, 0}, false);
+  Linear(prefix + "gate|up", Prepared({normed_, 0}, s.hidden), gate_up, -1, {gate_up_, 0}, false,
+         {normed_, 0});
   OpRecord& glu = plan.Op(kOpGlu, "glu");
   glu.in[0] = {gate_up_, 0};
   glu.in[1] = {gate_up_, s.inner};
@@ -216,9 +254,10 @@ inline std::vector<double> TinyModel::Forward(const std::vector<int32_t>& ids,
     const OpRecord& op = plan.ops[i];
     RunOp(op, ids, &slots);
     if (op.code != kOpLinear || !update) continue;
-    const size_t in = static_cast<size_t>(op.in[0].slot), out = static_cast<size_t>(op.out.slot);
+    const View& adapters = op.in[op.in[1].slot >= 0 ? 1 : 0];
+    const size_t in = static_cast<size_t>(adapters.slot), out = static_cast<size_t>(op.out.slot);
     for (size_t t = 0; t < ids.size(); ++t) {
-      update(i, slots[in].data() + t * plan.slots[in].width + op.in[0].col,
+      update(i, slots[in].data() + t * plan.slots[in].width + adapters.col,
              slots[out].data() + t * plan.slots[out].width + op.out.col);
     }
   }
@@ -257,11 +296,15 @@ inline void TinyModel::RunOp(const OpRecord& op, const std::vector<int32_t>& ids
         break;
       case kOpLinear: {
         const TensorRecord& r = tensor(0).record;
+        std::vector<double> taken(a, a + r.cols);
+        if (op.i[1] == kInputInt8Static) {
+          for (double& x : taken) x = NearestValue(kRoundInt8, x / op.f[0], -128) * op.f[0];
+        }
         for (uint32_t n = 0; n < r.rows; ++n) {
           double sum = op.i[0] ? out[n] : 0;
           if (op.tensors[1] >= 0) sum += tensor(1).values[n];
           for (uint32_t k = 0; k < r.cols; ++k) {
-            sum += a[k] * tensor(0).values[static_cast<size_t>(n) * r.cols + k];
+            sum += taken[k] * tensor(0).values[static_cast<size_t>(n) * r.cols + k];
           }
           out[n] = sum;
         }
@@ -296,6 +339,14 @@ inline void TinyModel::RunOp(const OpRecord& op, const std::vector<int32_t>& ids
         for (uint32_t i = 0; i < width; ++i) out[i] = a[i] + b[i];
         break;
       }
+      case kOpMulVector:
+        for (uint32_t i = 0; i < width; ++i) out[i] = a[i] * tensor(0).values[i];
+        break;
+      case kOpRoundInput: {
+        const uint32_t group = op.i[2] > 0 ? static_cast<uint32_t>(op.i[2]) : width;
+        for (uint32_t i = 0; i < width; i += group) RoundGroup(op, a + i, group, out + i);
+        break;
+      }
       case kOpSoftcap:
         for (uint32_t i = 0; i < width; ++i) out[i] = op.f[0] * std::tanh(out[i] / op.f[0]);
         break;
@@ -305,6 +356,20 @@ inline void TinyModel::RunOp(const OpRecord& op, const std::vector<int32_t>& ids
       default:  // kOpGatherRows: all rows are wanted
         for (uint32_t i = 0; i < width; ++i) out[i] = a[i];
     }
+  }
+}
+
+inline void TinyModel::RoundGroup(const OpRecord& op, const double* x, uint32_t n, double* out) {
+  double largest = 0;
+  for (uint32_t i = 0; i < n; ++i) largest = std::fmax(largest, std::fabs(x[i]));
+  double s = op.f[0];
+  if (op.i[1] == kRoundF4) {
+    s *= NearestValue(kRoundF8, largest / (6 * s), 0);
+  } else if (op.i[2] >= 0) {
+    s = largest / (op.i[1] == kRoundInt8 ? 127 : 448);
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    out[i] = s == 0 ? 0 : NearestValue(op.i[1], x[i] / s, op.i[2] < 0 ? -128 : -127) * s;
   }
 }
 
