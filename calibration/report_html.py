@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .report_plots import bytes_bar, layer_bars, legend
+from .report_plots import bytes_bar, layer_bars, legend, type_colours, type_order
 from .report_style import STYLE
 
 HTML_NAME = "build_report.html"
@@ -171,7 +171,7 @@ def _quality(evaluation: Json) -> str:
     tail = ""
     if greedy and greedy.get("lengths"):
         tail = (
-            f"<p>Greedy outputs are the same for {number(greedy.get('mean'))} tokens of {number(greedy.get('most'))} "
+            f"<p>Greedy outputs are the same for {number(greedy.get('mean'))} of {number(greedy.get('most'))} tokens "
             f"on average over {len(greedy['lengths'])} prompts.</p>"
         )
     notes = "".join(f'<p class="note">{text(note)}</p>' for note in evaluation.get("notes") or ())
@@ -259,7 +259,7 @@ def _weights(targets: Json) -> str:
     found = {name: one for name, one in found.items() if one}
     if not found:
         return ""
-    kinds = sorted({kind for one in found.values() for kind in one})
+    kinds = sorted({kind for one in found.values() for kind in one}, key=type_order)
     most = max(sum(one.values()) for one in found.values())
     bars = "".join(
         f'<div class="bar"><span>{text(name)}</span>{bytes_bar(kinds, one, most)}<span class="n">'
@@ -267,7 +267,9 @@ def _weights(targets: Json) -> str:
         for name, one in found.items()
     )
     rows = [[text(name), *(size(one.get(kind)) for kind in kinds)] for name, one in found.items()]
-    return _section("Weights by type", legend(kinds), bars, table(("target", *kinds), rows))
+    return _section(
+        "Weights by type", legend(kinds, type_colours(kinds)), bars, table(("target", *kinds), rows)
+    )
 
 
 def _facts(report: Json, evaluation: Json) -> str:

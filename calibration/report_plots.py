@@ -11,10 +11,34 @@ _LEFT, _BOTTOM, _TOP = 64, 34, 10
 _MAX_LABELS = 16
 
 
-def legend(names: Sequence[str]) -> str:
-    """Return names with the colours of series 0, 1, ..."""
+# Floats first, then what has fewer bits; a type has its colour on every page.
+_TYPES = {
+    "float32": 5,
+    "bfloat16": 0,
+    "float16": 0,
+    "int8": 2,
+    "float8_e4m3fn": 1,
+    "int4": 3,
+    "float4_e2m1": 4,
+}
+
+
+def type_order(kind: str) -> tuple[int, str]:
+    """Return the key by which types of weights are sorted."""
+    return (list(_TYPES).index(kind) if kind in _TYPES else len(_TYPES), kind)
+
+
+def type_colours(kinds: Sequence[str]) -> list[int]:
+    """Return the number of each type's colour; types that are not known share one."""
+    return [_TYPES.get(kind, 5) for kind in kinds]
+
+
+def legend(names: Sequence[str], colours: Sequence[int] | None = None) -> str:
+    """Return names with their colours; without numbers of colours they are those of series 0, 1, ..."""
+    colours = range(len(names)) if colours is None else colours
     parts = (
-        f'<span><i class="s{at}"></i>{html.escape(name, quote=True)}</span>' for at, name in enumerate(names)
+        f'<span><i class="s{colour}"></i>{html.escape(name, quote=True)}</span>'
+        for name, colour in zip(names, colours, strict=True)
     )
     return f'<p class="legend">{"".join(parts)}</p>'
 
@@ -22,13 +46,12 @@ def legend(names: Sequence[str]) -> str:
 def bytes_bar(kinds: Sequence[str], sizes: Mapping[str, int], most: int) -> str:
     """Return a stacked bar of bytes by type, `most` bytes wide at 100 %."""
     at, parts = 0.0, []
-    for idx, kind in enumerate(kinds):
+    for kind, colour in zip(kinds, type_colours(kinds), strict=True):
         width = 1000.0 * sizes.get(kind, 0) / max(most, 1)
         if width > 0:
             tip = f"<title>{html.escape(kind, quote=True)}: {sizes[kind]:,} bytes</title>"
-            parts.append(
-                f'<rect class="s{idx}" x="{at:.1f}" y="0" width="{width:.1f}" height="20">{tip}</rect>'
-            )
+            frame = f'x="{at:.1f}" y="0" width="{width:.1f}" height="20"'
+            parts.append(f'<rect class="s{colour}" {frame}>{tip}</rect>')
         at += width
     return f'<svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img">{"".join(parts)}</svg>'
 
@@ -54,7 +77,8 @@ def layer_bars(layers: Sequence[str], series: Sequence[tuple[str, Sequence[float
         for idx, (name, one) in enumerate(series):
             value = one[at]
             high = tall * min(max(value, 0.0), top) / top if math.isfinite(value) else tall
-            tip = f"<title>{html.escape(f'{layer}: {value:.4g} ({name})', quote=True)}</title>"
+            shown = f"{value:.4g}" if math.isfinite(value) else "not a number"
+            tip = f"<title>{html.escape(f'{layer}: {shown} ({name})', quote=True)}</title>"
             parts.append(
                 f'<rect class="s{idx}" x="{left + width * idx:.1f}" y="{_TOP + tall - high:.1f}" '
                 f'width="{width:.1f}" height="{high:.1f}">{tip}</rect>'

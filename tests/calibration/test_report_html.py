@@ -109,7 +109,7 @@ def test_everything_is_on_it() -> None:
         "128 tokens 256 20.75 19.5 0.0123",
         "1,024 tokens 256 20.75 19.5 0.0456",
         "all 256 20.75 19.5 0.0289",
-        "Greedy outputs are the same for 6.5 tokens of 32",
+        "Greedy outputs are the same for 6.5 of 32 tokens",
         "facts 137 70.0 % 75.0 % 90.0 %",
         "cpu built plansmith-cpu format-2 1.25 s 2.5 MB 3.0 MB",
         "sm89 kept",
@@ -197,7 +197,7 @@ def test_values_that_are_no_numbers() -> None:
         row["kl_alone"] = math.nan
     page = render(build(), broken)
     Page(page)
-    assert "nan" not in re.sub(r"<title>.*?</title>", "", page).lower().replace("unanimous", "")
+    assert "nan" not in page.lower()
 
 
 @pytest.mark.parametrize(
