@@ -139,6 +139,7 @@ class _Lowering(Pen):
         self._set_inputs()
         lower_products(self)
         store_as_compute_type(self)
+        self.order_initializers()
 
     def _set_inputs(self) -> None:
         c, inputs = graph_contract, self.inputs

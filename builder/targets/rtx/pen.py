@@ -25,6 +25,7 @@ class Pen:
         self.compute = compute
         self.anchor: ir.Node = next(iter(graph))
         self._made: dict[str, ir.Value] = {}
+        self._order = {name: i for i, name in enumerate(graph.initializers)}
         self._small: dict[str, npt.NDArray[Any]] = {}
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
@@ -70,7 +71,16 @@ class Pen:
             value.const_value = ir.LazyTensor(read, dtype=dtype, shape=shape, name=name)
             self.graph.register_initializer(value)
             self._made[name] = value
+            self._order[name] = self._order[str(source.name)]
         return self._made[name]
+
+    def order_initializers(self) -> None:
+        """Put what was derived beside its source: a weight's initializers, written in turn, then share one reading."""
+        values = list(self.graph.initializers.values())
+        self.graph.initializers.clear()
+        last = len(self._order)
+        for value in sorted(values, key=lambda one: self._order.get(str(one.name), last)):
+            self.graph.register_initializer(value)
 
     def _data(self, value: ir.Value) -> npt.NDArray[Any]:
         """Return an initializer's data; what is small is kept, since reading a scale may read its whole weight."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -14,9 +16,10 @@ from plansmith.builder.batch import BatchPlanner, PlannedStep
 from plansmith.builder.graph import build_graph
 from plansmith.builder.graph.graph_builder import GraphBuilder
 from plansmith.builder.precision import of_checkpoint
-from plansmith.builder.scheme import ROW, WHOLE, Scheme
+from plansmith.builder.scheme import ROW, WHOLE, QuantizedWeight, Scheme
 from plansmith.builder.targets.reference import ReferenceSession
 from plansmith.builder.targets.rtx import lowering
+from plansmith.builder.targets.rtx.compile import save_lowered
 from plansmith.builder.targets.rtx.pen import Pen
 from plansmith.builder.targets.rtx.products import lower_products
 from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
@@ -134,3 +137,25 @@ def test_sums_of_codes_stay_within_float16() -> None:
     wanted = 3.0 * 448 * rows * scale.astype(np.float64)
     np.testing.assert_allclose(y[0], wanted, rtol=2e-3)
     assert len(middle) == 1 and np.abs(middle[0]).max() < 2000
+
+
+class CountingWeights(RandomQuantizedWeights):
+    """Counts how often each weight is read."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reads: collections.Counter[str] = collections.Counter()
+
+    def quantized(self, name: str) -> QuantizedWeight:
+        self.reads[name] += 1
+        return super().quantized(name)
+
+
+@pytest.mark.parametrize("name", ["int8_rows", "int4_zeros", "w4a8", "nvfp4"])
+def test_writing_reads_each_weight_twice_at_most(name: str, tmp_path: Path) -> None:
+    held = quantization(SPEC, SCHEMES[name])
+    weights = CountingWeights(SPEC, held)
+    graph = build_graph(SPEC, weights, of_checkpoint(held, "float32"), LIMITS, compute="float16")
+    save_lowered(graph, tmp_path / "graph.onnx")
+    # Once for what lies beside the graph, and once for its scalars, which lie in it.
+    assert max(weights.reads.values()) <= 2 and len(weights.reads) == 8
