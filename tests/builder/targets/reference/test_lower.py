@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plansmith.builder.graph import contract
 from plansmith.builder.targets.reference import lower
-from plansmith.plugins.paged_attention.reference import paged_attention
+from plansmith.plugins.paged_attention.reference import paged_attention, quantize_kv
 from plansmith.runtime.errors import UnsupportedError
 
 D, BS = 8, 4
@@ -98,6 +98,59 @@ def compare(
     np.testing.assert_allclose(out, wanted, atol=tolerance)
     np.testing.assert_array_equal(k_out, k_pool)  # every row: what was to be written and what was to be left
     np.testing.assert_array_equal(v_out, v_pool)
+
+
+def quantized_op(attrs: dict[str, Any], kv: str, scales: tuple[float, float]) -> ir.Model:
+    """The same graph with FP8 or INT8 pools and their scales."""
+    model = one_op(attrs)
+    kind = {"fp8": ir.DataType.FLOAT8E4M3FN, "int8": ir.DataType.INT8}[kv]
+    node = next(iter(model.graph))
+    for value in (*node.inputs[3:5], *node.outputs[1:]):
+        assert value is not None
+        value.type = ir.TensorType(kind)
+    for at, (name, scale) in enumerate(zip(("k_scale", "v_scale"), scales, strict=True), 8):
+        value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.FLOAT))
+        value.const_value = ir.Tensor(np.array(scale, np.float32), name=name)
+        model.graph.register_initializer(value)
+        node.resize_inputs(at + 1)
+        node.replace_input_with(at, value)
+    return model
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    chunks=st.lists(st.tuples(st.integers(0, 13), st.integers(1, 9)), min_size=1, max_size=4),
+    kv=st.sampled_from(["fp8", "int8"]),
+    softcap=st.sampled_from([0.0, 1.5]),
+    window=st.sampled_from([0, 4]),
+)
+def test_quantized_pools_are_the_reference_s(
+    seed: int, chunks: list[tuple[int, int]], kv: Any, softcap: float, window: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    attrs = attributes(6, 2, softcap, window)
+    q, k, v, k_pool, v_pool, *rest = hostile_step(rng, chunks, 6, 2, np.float32)
+    limit = {"fp8": 448, "int8": 127}[kv]
+    scales = (2.0 / limit, 3.0 / limit)  # of numbers up to 3 and more: some saturate
+    pools = []
+    for pool, scale in ((k_pool, scales[0]), (v_pool, scales[1])):
+        held = np.isfinite(pool)
+        pools.append(
+            np.where(held, quantize_kv(np.where(held, pool, 0), scale, kv), np.nan).astype(np.float32)
+        )
+    extra = {"kv": kv, "k_scale": scales[0], "v_scale": scales[1]}
+    wanted, k_wanted, v_wanted = paged_attention(q, k, v, *pools, *rest, **attrs, **extra)
+    names = ["q", "k", "v", contract.k_pool(0), contract.v_pool(0)]
+    names += [contract.CU_QUERY_LENS, contract.KV_LENS, contract.BLOCK_TABLE]
+    feeds = {
+        **dict(zip(names, (q, k, v, *pools, *rest), strict=True)),
+        contract.INPUT_IDS: np.zeros(len(q), np.int32),
+    }
+    out, k_out, v_out = run(lower(quantized_op(attrs, kv, scales)), feeds)
+    np.testing.assert_allclose(out, wanted, atol=1e-5)
+    np.testing.assert_array_equal(k_out, k_wanted)
+    np.testing.assert_array_equal(v_out, v_wanted)
 
 
 def attributes(h: int, kvh: int, softcap: float, window: int) -> dict[str, Any]:
