@@ -50,14 +50,13 @@ class AwqReader:
         zeros = self._zeros(module, count)
 
         def read() -> QuantizedWeight:
-            codes = np.ascontiguousarray(awq_words(weight()).T).view(np.int8)
+            codes = awq_words(weight()).view(np.int8)
             scales = spread(np.ascontiguousarray(scale().T), k // held)
             if not self._has_zeros:
                 zeros()
                 codes -= np.int8(8)
                 return QuantizedWeight(codes, scales)
-            zero = np.ascontiguousarray(zeros().T).view(np.int8)
-            return QuantizedWeight(codes, scales, spread(zero, k // held))
+            return QuantizedWeight(codes, scales, spread(zeros().view(np.int8), k // held))
 
         return Layer("int4_awq", Scheme("int4", held, zero_points=self._has_zeros), read)
 
@@ -65,7 +64,7 @@ class AwqReader:
         """Nothing is named that has to be there."""
 
     def _zeros(self, module: Module, count: int) -> Callable[[], np.ndarray]:
-        """Return the reader of zero points (groups, N); without them all must be 8, the middle."""
+        """Return the reader of zero points (N, groups); without them all must be 8, the middle."""
         if not self._has_zeros and not module.has("qzeros"):
             return lambda: np.zeros((0, 0), np.uint8)
         packed = module.take("qzeros", I32, (count, module.rows // 8))

@@ -9,7 +9,7 @@ from ..config import Config
 
 # Of transformers' and the quantizers' own loaders: which kernels they pick, and how the weights were found.
 _HARMLESS = """quant_method backend exllama_config use_exllama do_fuse fuse_max_seq_len modules_to_fuse
-    use_cuda_fp16 max_input_length disable_exllama version_ dataset tokenizer batch_size damp_percent
+    use_cuda_fp16 max_input_length disable_exllama dataset tokenizer batch_size damp_percent
     damp_auto_increment true_sequential static_groups cache_block_outputs block_name_to_quantize
     module_name_preceding_first_block model_seqlen pad_token_id model_name_or_path model_file_base_name
     inside_layer_modules modules_in_block_to_quantize act_group_aware mse hessian offload_to_disk

@@ -56,7 +56,12 @@ def find_reader(config: Mapping[str, Any], directory: Path, side: Mapping[str, A
     raises : CheckpointError for methods and options that cannot be read
     """
     where = str(directory / "config.json")
-    field = next((name for name in QUANT_FIELDS if config.get(name) is not None), QUANT_FIELDS[0])
+    fields = [name for name in QUANT_FIELDS if config.get(name) is not None]
+    if len(fields) > 1 and config[fields[0]] != config[fields[1]]:
+        raise CheckpointError(
+            f"{where}: {' and '.join(fields)} say different things; delete the one that does not belong to the weights"
+        )
+    field = fields[0] if fields else QUANT_FIELDS[0]
     value = config.get(field)
     if value is not None and not isinstance(value, dict):
         raise CheckpointError(f"{where}: {field} is {value!r}, it must be an object; the file is damaged")

@@ -40,12 +40,15 @@ def words_along_rows(words: Array, bits: int) -> Array:
 
 
 def awq_words(words: Array) -> Array:
-    """Return (R, N) uint8 of words (R, N / 8) int32 in AWQ's order of columns."""
-    mixed = words_along_columns(words, 4).reshape(words.shape[0], words.shape[1], 8)
-    out = np.empty_like(mixed)
-    for place, column in enumerate(AWQ_ORDER):
-        out[:, :, column] = mixed[:, :, place]
-    return out.reshape(words.shape[0], -1)
+    """Return (N, R) uint8 of words (R, N / 8) int32 in AWQ's order of columns; N are the outputs."""
+    out = np.empty((words.shape[1], 8, words.shape[0]), np.uint8)
+    step = max(1, SLICE_ELEMENTS // max(1, 8 * words.shape[0]))
+    for first in range(0, len(out), step):
+        part = np.ascontiguousarray(words[:, first : first + step].T).view(np.uint32)
+        for place, column in enumerate(AWQ_ORDER):
+            out[first : first + step, column] = (part >> np.uint32(place * 4)) & np.uint32(15)
+    release_pages(words)
+    return out.reshape(-1, words.shape[0])
 
 
 def nibbles_along_columns(packed: Array) -> Array:

@@ -69,6 +69,14 @@ def test_two_that_contradict() -> None:
     assert find({"quant_method": "modelopt", "quant_algo": "FP8"}, side).producer == "modelopt"
 
 
+def test_two_fields_that_contradict() -> None:
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    config = {"quantization_config": awq, "compression_config": {**awq, "group_size": 64}}
+    with pytest.raises(CheckpointError, match="quantization_config and compression_config"):
+        find_reader(config, Path("m"), None)
+    assert find_reader({**config, "compression_config": awq}, Path("m"), None) is not None
+
+
 def test_a_plain_checkpoint_has_no_quantization(tmp_path: Path) -> None:
     path = make_tiny("qwen3", tmp_path / "m", num_hidden_layers=1)
     assert open_checkpoint(path).quantization is None
