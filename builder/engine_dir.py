@@ -101,7 +101,7 @@ def _no_space(work: Work, why: str) -> OutOfMemoryError:
     free = shutil.disk_usage(work.path.parent).free
     needed = f"about {work.needed_bytes / 1e6:.0f} MB needed, " if work.needed_bytes else ""
     return OutOfMemoryError(
-        f"the engine does not fit on the disk of {work.path.parent}: {needed}{free / 1e6:.0f} MB free ({why}); free "
+        f"the output does not fit on the disk of {work.path.parent}: {needed}{free / 1e6:.0f} MB free ({why}); free "
         "some space, build fewer targets at once, or give another -o"
     )
 

@@ -34,7 +34,7 @@ def auto_quantize(
     data : batches (B, L) of token ids
     returns : {"effective_bits", "layers": {name: {"recipe", "scores": {recipe: score}, "bits"}}}; a score is how much
         the loss is expected to rise when that layer alone is rounded so (squared error of its output, weighted with
-        squared gradients), the same for layers that share an input
+        squared gradients), the same for layers that share an input; ModelOpt takes it that more bits never do worse
     raises InvalidArgumentError when the budget cannot be met
     """
     import modelopt.torch.quantization as mtq
@@ -116,6 +116,7 @@ def _format(recipe: Recipe, group_size: int, torch_fp4: bool) -> dict[str, Any]:
             {"quantizer_name": "*input_quantizer", **({"cfg": inputs} if inputs else {"enable": False})},
         ],
         "algorithm": algorithm_of(recipe, DEFAULT_ALPHA),
+        "effective_bits": recipe.bits,
     }
 
 

@@ -24,21 +24,30 @@ def batches(ids: npt.NDArray[np.int64], batch_size: int, device: torch.device) -
     ]
 
 
-def forward_loop(data: Sequence[torch.Tensor], watch: ActivationWatch, progress: Progress) -> ForwardLoop:
+def forward_loop(
+    data: Sequence[torch.Tensor],
+    watch: ActivationWatch,
+    progress: Progress,
+    search: Sequence[torch.Tensor] | None = None,
+) -> ForwardLoop:
     """Return what ModelOpt calls once for every pass over the samples; it looks at every input on the way.
 
+    search : batches of the second pass and later ones; None = the same
     The logits are not computed unless the output layer is calibrated too: they can be half the work.
     """
+    first = True
 
     def loop(model: Any) -> None:
+        nonlocal first
+        taken = data if first or search is None else search
+        first = False
         body = model if watch.has_head else model.model
-        with torch.no_grad(), watch.watching(model):
-            for done, batch in enumerate(data):
-                progress.step(done, len(data))
+        steps = progress.counter(len(taken) * watch.num_layers)
+        with torch.no_grad(), watch.watching(model, steps):
+            for batch in taken:
                 with watch.explaining():
                     body(input_ids=batch, use_cache=False)
                 watch.check_finite()
-            progress.step(len(data), len(data))
         watch.check_reached()
 
     return loop
@@ -54,12 +63,13 @@ class ActivationWatch:
         self._largest: dict[str, float] = dict.fromkeys(layers, -1.0)  # -1 = not reached
         self._infinite: list[str] = []
         self.has_head = LM_HEAD in self._largest
+        self.num_layers = len(self._largest)
 
     @contextlib.contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
-        """Look at the layers of a model inside the block."""
+    def watching(self, model: Any, on_layer: Callable[[], None]) -> Iterator[None]:
+        """Look at the layers of a model inside the block, and call on_layer for each that is reached."""
         handles = [
-            model.get_submodule(name).register_forward_pre_hook(self._hook(name), prepend=True)
+            model.get_submodule(name).register_forward_pre_hook(self._hook(name, on_layer), prepend=True)
             for name in self._largest
         ]
         try:
@@ -68,8 +78,9 @@ class ActivationWatch:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, name: str) -> Callable[..., None]:
+    def _hook(self, name: str, on_layer: Callable[[], None]) -> Callable[..., None]:
         def look(module: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+            on_layer()
             largest = float(arguments[0].detach().abs().amax()) if arguments[0].numel() else 0.0
             if not np.isfinite(largest):
                 self._infinite.append(name)

@@ -44,7 +44,7 @@ class QuantizeOptions:
     calib_data: str | None = None
     calib_size: int = 64
     calib_length: int = 256
-    batch_size: int = 4
+    batch_size: int = 8
     seed: int = 1234
     dtype: str = "auto"
     device: str = "cpu"
@@ -125,7 +125,7 @@ def _recipes(options: QuantizeOptions) -> tuple[Recipe, ...]:
             )
         return (find_recipe(options.recipe),)
     found = tuple(find_recipe(name) for name in options.auto_recipes or ("int4_awq", "fp8"))
-    least = min(4.5 if one.is_fp4 else 4 if one.is_int4 else 8 for one in found)
+    least = min(one.bits for one in found)
     if not least <= options.auto_bits <= 16:
         raise InvalidArgumentError(
             f"--auto-bits is {options.auto_bits:g}, with {', '.join(one.name for one in found)} it must be "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -33,6 +34,11 @@ class Progress:
         left = (time.monotonic() - self._began) / done * (total - done) if done > 0 else 0.0
         text = f"{self._phase}, about {duration_text(left)} left" if left >= 1 else self._phase
         self._tell(text, done, total)
+
+    def counter(self, total: int) -> Callable[[], None]:
+        """Begin the stage's steps anew, and return what is called before each of them."""
+        done = itertools.count()
+        return lambda: self.step(next(done), total)
 
     def _tell(self, phase: str, done: int, total: int) -> None:
         if self._report is not None:

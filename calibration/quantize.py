@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["QuantizeOptions", "plan_quantization", "quantize_checkpoint", "quantize_model"]
 
 FORMAT = 1  # of plansmith_quantize.json
+# AWQ runs every layer eleven times over these to choose one of eleven scales; its means are of all samples.
+AWQ_SEARCH_WINDOWS = 16
 _SLACK_BYTES = 64 << 20  # tokenizer, configurations, scales
 
 
@@ -144,7 +146,7 @@ def _quantize_model(plan: QuantizePlan, directory: Path, progress: Progress) -> 
     data: list[torch.Tensor] = []
     if plan.samples is not None:
         data = batches(plan.samples.ids, options.batch_size, next(model.parameters()).device)
-        _judge_samples(model, data[0], plan, facts)
+        _judge_samples(model, data[0][:1], plan, facts)
     watch = ActivationWatch(names)
     if plan.is_auto:
         model = _auto(model, plan, data, watch, progress, facts)
@@ -224,7 +226,8 @@ def _apply(
         alpha=alpha,
         torch_fp4=next(model.parameters()).device.type == "cpu",
     )
-    return mtq.quantize(model, config, forward_loop(data, watch, progress) if data else None)
+    search = data[: max(1, AWQ_SEARCH_WINDOWS // plan.options.batch_size)]
+    return mtq.quantize(model, config, forward_loop(data, watch, progress, search) if data else None)
 
 
 def _auto(

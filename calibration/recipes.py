@@ -52,6 +52,11 @@ class Recipe:
         return bool(self.weight["num_bits"] == _E2M1)
 
     @property
+    def bits(self) -> float:
+        """Bits of a weight; NVFP4's scales count, which are half a bit a weight, those of larger groups do not."""
+        return 4.5 if self.is_fp4 else 4.0 if self.is_int4 else 8.0
+
+    @property
     def needs_data(self) -> bool:
         """Whether calibration data decides anything: static inputs, or a search."""
         static = self.input is not None and self.input.get("type") != "dynamic"

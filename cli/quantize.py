@@ -78,7 +78,7 @@ def quantize(
     ] = 256,
     batch_size: Annotated[
         int, typer.Option("--batch-size", help="Samples at a time.", rich_help_panel=_DATA)
-    ] = 4,
+    ] = 8,
     seed: Annotated[
         int, typer.Option("--seed", help="Of the order of the texts.", rich_help_panel=_DATA)
     ] = 1234,

@@ -232,6 +232,18 @@ def test_a_budget_of_bits(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) 
     assert "model.layers.1.self_attn.v_proj.v_scale" in exported.tensors
 
 
+def test_a_budget_over_groups_of_several_sizes(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
+    """Llama's inputs of 64, 96 and 128 have groups of their own, and NVFP4 counts its scales."""
+    made = options(auto_bits=4.6, auto_recipes=("w4a8_awq", "nvfp4"))
+    report = quantize_checkpoint(tiny_checkpoint("llama"), tmp_path / "out", made)
+    exported = Exported(tmp_path / "out")
+    bits = {"w4a8_awq": 4.0, "nvfp4": 4.5, "none": 16.0}
+    sizes = {name: exported.weight(name).numel() for name in report["layers"]}
+    total = sum(bits[one["recipe"]] * sizes[name] for name, one in report["layers"].items())
+    mean = total / sum(sizes.values())
+    assert mean == pytest.approx(report["effective_bits"]) and mean <= 4.6
+
+
 def test_smoothquant_takes_the_best_of_what_it_tried(
     tiny_checkpoint: Tiny, options: Make, tmp_path: Path
 ) -> None:
