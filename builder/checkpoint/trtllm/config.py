@@ -24,29 +24,13 @@ _DEFAULTS: dict[str, Any] = {
     "use_parallel_embedding": False,
     "embedding_sharding_dim": 0,
 }
-_HARMLESS = frozenset(
-    [
-        "producer",
-        "dtype",
-        "logits_dtype",
-        "rank",
-        "decoder",
-        "bias",
-        "runtime_defaults",
-        "disable_weight_only_quant_plugin",
-        "seq_length",
-        "use_fused_mlp",
-        "use_prompt_tuning",
-        "use_gemm_woq_plugin",
-        "moe_normalization_mode",
-        "moe_tp_mode",
-        "architecture",
-        "quantization",
-        "share_embedding_table",
-        "tie_word_embeddings",
-        "inter_layernorms",
-    ]
-)
+# Bookkeeping, how that stack runs the model, and fields that the tensors themselves tell.
+_HARMLESS = (
+    "producer", "dtype", "logits_dtype", "kv_dtype", "rank", "decoder", "bias", "seq_length", "architecture",
+    "quantization", "share_embedding_table", "tie_word_embeddings", "inter_layernorms", "use_fused_mlp",
+    "use_prompt_tuning", "use_gemm_woq_plugin", "disable_weight_only_quant_plugin", "moe_normalization_mode",
+    "moe_tp_mode",
+)  # fmt: skip
 # Parts that other models of the same classes have; at these values they are not there.
 _ABSENT_AT: dict[str, tuple[object, ...]] = {
     "rmsnorm": (True,),
@@ -58,6 +42,8 @@ _ABSENT_AT: dict[str, tuple[object, ...]] = {
     "use_last_layernorm": (True,),
     "remove_duplicated_kv_heads": (False,),
     "is_pruned": (False,),
+    "enable_pos_shift": (False,),
+    "dense_context_fmha": (False,),
     "layer_idx_offset": (0,),
     "num_labels": (1,),
     "embedding_multiplier": (1, None),
@@ -208,6 +194,18 @@ def _check_absent_parts(config: Config) -> None:
             raise config.error(
                 f"{name!r} is {value!r}, only {values[0]!r} is supported; it cannot be compiled"
             )
+    _check_runtime_defaults(config)
     moe = config.raw("moe")
     if moe is not None and not (isinstance(moe, dict) and not moe.get("num_experts")):
         raise config.error(f"moe is {moe!r}: a mixture of experts, only dense models are supported")
+
+
+def _check_runtime_defaults(config: Config) -> None:
+    """Refuse windows of attention that a model's defaults for the runtime set."""
+    defaults = config.raw("runtime_defaults") or {}
+    cache = defaults.get("kv_cache_config") if isinstance(defaults, dict) else defaults
+    if cache and not (isinstance(cache, dict) and cache.get("max_attention_window") is None):
+        raise config.error(
+            f"runtime_defaults is {str(defaults)[:80]}: attention windows are not read from there; set it to null if "
+            "the model attends to everything"
+        )

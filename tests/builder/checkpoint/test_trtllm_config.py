@@ -56,6 +56,12 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (put(residual_mlp=True), "'residual_mlp' is True"),
     (put(is_pruned=True), "'is_pruned' is True"),
     (put(rmsnorm=False), "'rmsnorm' is False"),
+    (
+        put(runtime_defaults={"kv_cache_config": {"max_attention_window": [4]}}),
+        "attention windows are not read",
+    ),
+    (put(runtime_defaults=[1]), "runtime_defaults is"),
+    (put(enable_pos_shift=True), "'enable_pos_shift' is True"),
     (put(moe={"num_experts": 8}), "a mixture of experts"),
     (put(moe=[]), r"moe is \[\]"),
     (put(num_hidden_layers=3), r"'transformer.layers.2.attention.* needed for 3 layers"),
