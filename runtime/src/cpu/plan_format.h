@@ -84,7 +84,8 @@ enum KvFormat : uint32_t { kKvF32 = 0, kKvF8 = 1, kKvI8 = 2 };
 //
 // Scales are float32 [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
 // K / group_size. I8, I4, F8 and F4 have them. Those of F4 are F8 (group_size 16), times
-// outer_scale. Zero points, of I4 alone and only where it has them, are float32 (0..15) like
+// outer_scale. The codes of an F8 weight are numbers: its NaNs (0x7F, 0xFF) are not looked for, and
+// count as 480. Zero points, of I4 alone and only where it has them, are float32 (0..15) like
 // scales: w = (code - zero) * scale. Without them an I4 weight is (code - 8) * scale.
 enum Layout : uint32_t { kRowMajor = 0, kPackedN16 = 1, kPackedN16K4 = 2, kPackedN16K8 = 3 };
 
@@ -113,7 +114,7 @@ struct View {
 // weight meets floats, decoded on the way.
 enum LinearInput : int32_t {
   kInputFloat = 0,      // as it is
-  kInputInt8Row = 1,    // rounded to int8, scale = max|x| / 127 over the row
+  kInputInt8Row = 1,    // rounded to int8 as kOpRoundInput does, scale = max|x| / 127 over the row
   kInputInt8Group = 2,  // the same over each group_size columns of the weight
   kInputInt8Static = 3  // the scale is f[0]
 };
@@ -155,10 +156,11 @@ enum OpCode : uint32_t {
   // In place on out over i[0] columns: x *= f[0]
   kOpScale = 10,
   // out = round(in[0] / s) * s over i[0] columns; out may be in[0]. i[1]: RoundFormat; i[2]:
-  // columns
-  // that share s, 0 = the row, -1 = all rows: s is f[0]. int8: s = max|x| / 127, round to nearest
-  // even within -127..127 (static: -128..127); F8: max|x| / 448; F4: groups of 16,
-  // s = e4m3(max|x| / (6 * f[0])) * f[0]. 0 where s is 0; NaN where x has one.
+  // columns that share s, 0 = the row, -1 = all rows: s is f[0]. int8: s = max|x| / 127, round to
+  // nearest even within -127..127 (static: -128..127); F8: max|x| / 448; F4: groups of 16,
+  // s = e4m3(max|x| / (6 * f[0])) * f[0]. Each operation is float32, and x / s a true division, as
+  // QuantizeLinear's is. 0 where s is 0; a NaN stays, and it or an infinity makes NaN of all that
+  // share an s taken from them.
   kOpRoundInput = 11,
   // out = in[0] * tensors[0] (F32 [1, i[0]]) over i[0] columns; out may be in[0]
   kOpMulVector = 12,

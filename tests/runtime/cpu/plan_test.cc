@@ -65,9 +65,18 @@ void CheckRefused(const TempFile& file, const std::vector<uint8_t>& bytes,
   CHECK(strstr(psm_last_error(), file.path().c_str()) != nullptr);
 }
 
-// Each edit of a valid plan and a part of the message it must bring.
+// Edits of a valid plan and a part of the message that each must bring.
+using Edits = std::vector<std::pair<std::function<void(TinyModel*)>, const char*>>;
+void CheckEdits(const TinyShape& shape, const Edits& edits) {
+  const TempFile file;
+  for (const auto& edit : edits) {
+    TinyModel model(shape);
+    edit.first(&model);
+    CheckRefused(file, model.plan.Bytes(), edit.second);
+  }
+}
+
 void CheckRules() {
-  using Edit = std::function<void(TinyModel*)>;
   const auto op = [](TinyModel* m, uint32_t code) -> OpRecord& {
     for (OpRecord& o : m->plan.ops) {
       if (o.code == code) return o;
@@ -79,7 +88,7 @@ void CheckRules() {
     op(m, kOpPagedAttention).tensors[0] =
         m->plan.Tensor("kv_scales", PackMatrix({k, v}, 1, 2, kF32, 0, true));
   };
-  const std::vector<std::pair<Edit, const char*>> rules = {
+  const Edits rules = {
       {[](TinyModel* m) { m->plan.header.vocab_size = 0; }, "vocab_size is 0, wanted 1"},
       {[](TinyModel* m) { m->plan.header.num_kv_heads = 4; }, "not a multiple of num_kv_heads"},
       {[](TinyModel* m) { m->plan.header.max_input_len = 97; },
@@ -92,6 +101,14 @@ void CheckRules() {
       {[](TinyModel* m) { m->plan.slots[1].width = 0; }, "slot 1 is 0 columns wide"},
       {[](TinyModel* m) { m->plan.tensors[2].record.dtype = kF32; }, "do not go together"},
       {[](TinyModel* m) { m->plan.tensors[2].record.rows = 0; }, "is 0 x 40"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.dtype = 7; }, "dtype 7 (?)"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.dtype = kF8; }, "dtype 5 (F8) in layout 2"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = 2; }, "only F4 has one"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.reserved = 1; }, "non-zero reserved word"},
+      {[](TinyModel* m) { m->plan.tensors[2].zeros.resize(96 * 5); },
+       "is I8 and has zero points, which do not go together"},
+      {[](TinyModel* m) { m->plan.tensors[0].scales.resize(4); },
+       "is F32 and has scales, which do not go together"},
       {[](TinyModel* m) { m->plan.tensors[2].record.group_size = 7; },
        "group_size 7, wanted a divisor"},
       {[](TinyModel* m) { m->plan.tensors[0].record.group_size = 4; },
@@ -110,6 +127,13 @@ void CheckRules() {
       {[&](TinyModel* m) { op(m, kOpLinear).tensors[1] = 0; }, "the bias is 96 x 4"},
       {[&](TinyModel* m) { op(m, kOpLinear).i[0] = 2; }, "add flag is 2"},
       {[&](TinyModel* m) { op(m, kOpLinear).i[1] = 4; }, "takes its input as 4"},
+      {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputInt8Static; },
+       "the input's scale is 0, wanted a number above 0"},
+      {[&](TinyModel* m) { op(m, kOpLinear).in[1].slot = 99; }, "the adapters' input is slot 99"},
+      {[&](TinyModel* m) { op(m, kOpLinear).in[1] = {1, 1}; },
+       "the adapters' input wants columns 1 to 41"},
+      {[&](TinyModel* m) { op(m, kOpLinear).in[1].slot = 6; }, "different kinds of rows"},
+      {[&](TinyModel* m) { op(m, kOpLinear).in[1] = {2, 1}; }, "input and output columns overlap"},
       {[&](TinyModel* m) { op(m, kOpLinear).in[0] = {2, 1}; }, "input and output columns overlap"},
       {[&](TinyModel* m) { op(m, kOpLinear).in[0].slot = 6; }, "different kinds of rows"},
       {[&](TinyModel* m) { op(m, kOpRope).i[2] = 7; }, "rotates 7 of 8"},
@@ -136,12 +160,59 @@ void CheckRules() {
       {[&](TinyModel* m) { op(m, kOpGatherRows).out.slot = 0; }, "out logits rows"},
       {[&](TinyModel* m) { op(m, kOpAdd).name = 1 << 20; }, "has its name at byte 1048576"},
   };
-  const TempFile file;
-  for (const auto& rule : rules) {
-    TinyModel model(SmallShape());
-    rule.first(&model);
-    CheckRefused(file, model.plan.Bytes(), rule.second);
-  }
+  CheckEdits(SmallShape(), rules);
+
+  TinyShape four = SmallShape();  // bits, with zero points
+  four.dtype = kI4;
+  four.input = kInputFloat;
+  four.with_zeros = true;
+  CheckEdits(
+      four, {
+                {[](TinyModel* m) { m->plan.tensors[2].zeros.pop_back(); }, "bytes of zero points"},
+                {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputInt8Row; },
+                 "the weight is not I8 or I4 without zero points"},
+            });
+
+  TinyShape rounded = SmallShape();
+  rounded.dtype = kF4;
+  rounded.group_size = 16;
+  rounded.hidden = 48;
+  rounded.inner = 64;
+  rounded.pre_scale = true;
+  rounded.round = kRoundF4;
+  rounded.round_group = 16;
+  CheckEdits(
+      rounded,
+      {
+          {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = 0; },
+           "has outer_scale 0, wanted a number above 0"},
+          {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = NAN; }, "a number above 0"},
+          {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = INFINITY; },
+           "outer_scale inf"},
+          {[](TinyModel* m) { m->plan.tensors[2].record.group_size = 24; },
+           "is F4 with group_size 24, wanted 16"},
+          {[](TinyModel* m) { m->plan.tensors[2].f8_scales.pop_back(); }, "bytes of scales"},
+          {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputInt8Row; },
+           "the weight is not I8 or I4 without zero points"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).i[0] = 0; }, "the width is 0"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).i[1] = 3; }, "rounds to format 3"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).i[1] = -1; }, "rounds to format -1"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).i[2] = 7; }, "rounds in groups of 7"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).i[2] = -2; }, "rounds in groups of -2"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).i[2] = 48; },
+           "to F4 in groups of 48, wanted 16"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).f[0] = 0; }, "the scale is 0"},
+          {[&](TinyModel* m) {
+             op(m, kOpRoundInput).i[1] = kRoundF8;
+             op(m, kOpRoundInput).i[2] = -1;
+             op(m, kOpRoundInput).f[0] = -1;
+           },
+           "the scale is -1, wanted a number above 0"},
+          {[&](TinyModel* m) { op(m, kOpRoundInput).in[0].col = 1; }, "in wants columns 1 to 49"},
+          {[&](TinyModel* m) { op(m, kOpMulVector).i[0] = 40; }, "the vector is 1 x 48"},
+          {[&](TinyModel* m) { op(m, kOpMulVector).tensors[0] = 2; }, "is not a row-major F32"},
+          {[&](TinyModel* m) { op(m, kOpMulVector).out.slot = 99; }, "out is slot 99"},
+      });
 }
 
 void CheckFileRules() {
@@ -194,14 +265,33 @@ void Mutate(int count, uint64_t seed) {
   Random random(seed);
   TinyShape shape = SmallShape();
   int opened = 0;
+  std::vector<uint8_t> good;
   const TempFile file;
   for (int i = 0; i < count; ++i) {
-    if (i % 200 == 0) shape.dtype = static_cast<uint32_t>(i / 200 % 4);
-    if (i % 200 == 0) shape.kv_format = static_cast<uint32_t>(i / 200 % 3);
-    shape.group_size = shape.dtype >= kI8 && i / 800 % 2 == 0 ? 8 : 0;
-    shape.by_group = shape.group_size != 0 && i % 2 == 0;
-    static std::vector<uint8_t> good;
-    if (i % 200 == 0) good = TinyModel(shape).plan.Bytes();
+    if (i % 100 == 0) {
+      shape = SmallShape();
+      const int variant = i / 100;
+      shape.kv_format = static_cast<uint32_t>(variant % 3);
+      shape.dtype = static_cast<uint32_t>(variant) % kNumDTypes;
+      const bool integer = shape.dtype == kI8 || shape.dtype == kI4;
+      shape.group_size = IsQuantized(shape.dtype) && variant % 2 == 0 ? 8 : 0;
+      if (shape.dtype == kF4) {
+        shape.group_size = 16;
+        shape.hidden = 48;
+        shape.inner = 64;
+      }
+      if (integer && variant % 3 == 0) shape.input = kInputInt8Static;
+      if (integer && variant % 3 == 1) shape.input = kInputFloat;
+      shape.with_zeros = shape.dtype == kI4 && shape.input == kInputFloat;
+      shape.by_group = shape.group_size != 0 && variant % 4 == 0;
+      shape.pre_scale = variant % 2 == 0;
+      shape.round = integer ? -1 : variant % 3 == 2 ? kRoundF8 : kRoundInt8;
+      if (shape.dtype == kF4) {
+        shape.round = kRoundF4;
+        shape.round_group = 16;
+      }
+      good = TinyModel(shape).plan.Bytes();
+    }
     std::vector<uint8_t> bytes = good;
     PlanHeader h;
     memcpy(&h, bytes.data(), sizeof(h));
