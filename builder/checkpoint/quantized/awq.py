@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...scheme import KvFormat, QuantizedWeight, Scheme
-from .fields import finish, flag, is_listed, names, quant_fields
+from .fields import check_pack_dtype, finish, first_name, flag, is_listed, names, quant_fields
 from .int4 import row_group, spread
 from .module import I32, Layer, Module
 from .reader import Reader
@@ -86,8 +86,8 @@ def read_awq(data: Mapping[str, Any], where: str) -> Reader:
     bits = config.integer("bits" if config.has("bits") else "w_bit", low=0)
     if bits != 4:
         raise config.error(f"bits is {bits}, AWQ is read with 4; quantize the model to 4 bits")
-    version = str(config.raw("version") or config.raw("format") or "gemm").lower()
-    config.use("format")
+    version = first_name(config, ("version", "format", "checkpoint_format"), "gemm")
+    check_pack_dtype(config)
     if version != "gemm":
         raise config.error(
             f"version is {version!r}: its words are packed for other kernels, only 'gemm' is read; convert it or take "

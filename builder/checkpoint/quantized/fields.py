@@ -8,7 +8,7 @@ from typing import Any
 from ..config import Config
 
 # Of transformers' and the quantizers' own loaders: which kernels they pick, and how the weights were found.
-_HARMLESS = """quant_method backend exllama_config use_exllama do_fuse fuse_max_seq_len modules_to_fuse
+_HARMLESS = """quant_method method meta backend exllama_config use_exllama do_fuse fuse_max_seq_len modules_to_fuse
     use_cuda_fp16 max_input_length disable_exllama dataset tokenizer batch_size damp_percent
     damp_auto_increment true_sequential static_groups cache_block_outputs block_name_to_quantize
     module_name_preceding_first_block model_seqlen pad_token_id model_name_or_path model_file_base_name
@@ -24,6 +24,19 @@ def quant_fields(data: Mapping[str, Any], where: str) -> Config:
 def finish(config: Config, harmless: Iterable[str] = ()) -> None:
     """Raise CheckpointError for fields that nobody read and that may change the weights' meaning."""
     config.finish([*_HARMLESS.split(), *harmless])
+
+
+def first_name(config: Config, fields: Iterable[str], default: str) -> str:
+    """Return the first of several fields that is set, in lower case: the names that one thing had over the years."""
+    values = [value for field in fields if (value := config.raw(field)) is not None]
+    return str(values[0]).lower() if values else default
+
+
+def check_pack_dtype(config: Config) -> None:
+    """Raise CheckpointError where codes are packed into other words than of 32 bits."""
+    value = config.raw("pack_dtype")
+    if value is not None and "int32" not in str(value):
+        raise config.error(f"pack_dtype is {value!r}, read is 'int32'; pack it again with that")
 
 
 def names(config: Config, *fields: str) -> tuple[str, ...]:

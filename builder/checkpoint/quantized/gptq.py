@@ -14,7 +14,7 @@ import numpy as np
 
 from ...scheme import ROW, KvFormat, QuantizedWeight, Scheme
 from ..config import Config
-from .fields import finish, flag, quant_fields
+from .fields import check_pack_dtype, finish, first_name, flag, quant_fields
 from .int4 import check_order, row_group, spread
 from .module import I32, Layer, Module
 from .reader import Reader
@@ -112,17 +112,13 @@ def read_gptq(data: Mapping[str, Any], where: str) -> Reader:
     config.use("desc_act")  # what matters is the order itself, g_idx
     _no_marlin(config)
     _no_overrides(config)
-    version = str(config.raw("checkpoint_format") or config.raw("format") or "gptq").lower()
-    config.use("format")
+    version = first_name(config, ("checkpoint_format", "format"), "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise config.error(
             f"checkpoint_format is {version!r}, read are 'gptq' and 'gptq_v2'; the others are packed for one kernel, "
             "so save it in one of those"
         )
-    if config.has("pack_dtype") and "int32" not in str(config.raw("pack_dtype")):
-        raise config.error(
-            f"pack_dtype is {config.raw('pack_dtype')!r}, read is 'int32'; pack it again with that"
-        )
+    check_pack_dtype(config)
     producer = _producer(config)
     finish(config)
     return GptqReader(producer, bits, group, symmetric, 1 if version == "gptq" else 0)
