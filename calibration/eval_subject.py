@@ -15,7 +15,7 @@ from ..runtime.errors import InvalidArgumentError
 from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
 
 QUANTIZE_RECORD = "plansmith_quantize.json"
-"""Beside a checkpoint that plansmith quantized; its "source" is the checkpoint that it was made from."""
+"""Beside a checkpoint that plansmith quantized; its "source" has the path and fingerprint of what it was made from."""
 
 
 @contextlib.contextmanager
@@ -66,18 +66,33 @@ def original_of(checkpoint: Checkpoint, recipe: Precision, max_seq_len: int) -> 
     """
     if checkpoint.quantization is None:
         return checkpoint
-    record = checkpoint.path / QUANTIZE_RECORD
-    try:
-        source = json.loads(record.read_text(encoding="utf-8"))["source"]
-        where = pathlib.Path(source)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidArgumentError(
-            f"{checkpoint.path} is quantized ({recipe.name}) and has no {QUANTIZE_RECORD} that names what it was made "
-            "from; give the unquantized checkpoint as --against"
-        ) from None
+    where, fingerprint = _recorded_source(checkpoint, recipe)
     if not where.exists():
         raise InvalidArgumentError(
             f"{checkpoint.path} was made from {where}, which is not there any more; give the unquantized checkpoint as "
             "--against"
         )
-    return open_checkpoint(where, max_seq_len)
+    original = open_checkpoint(where, max_seq_len)
+    if fingerprint is not None and original.fingerprint() != fingerprint:
+        found = original.fingerprint()
+        raise InvalidArgumentError(
+            f"{checkpoint.path} was made from what lay at {where} (fingerprint {fingerprint[:12]}), where there is "
+            f"another checkpoint now ({found[:12]}); give the unquantized checkpoint as --against"
+        )
+    return original
+
+
+def _recorded_source(checkpoint: Checkpoint, recipe: Precision) -> tuple[pathlib.Path, str | None]:
+    """Return the path, and the fingerprint if there is one, of what a quantized checkpoint was made from."""
+    try:
+        record = json.loads((checkpoint.path / QUANTIZE_RECORD).read_text(encoding="utf-8"))
+        source = record["source"]
+        fingerprint = source.get("fingerprint")
+        if fingerprint is not None and not isinstance(fingerprint, str):
+            raise TypeError(fingerprint)
+        return pathlib.Path(source["path"]), fingerprint
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InvalidArgumentError(
+            f"{checkpoint.path} is quantized ({recipe.name}) and has no {QUANTIZE_RECORD} that names what it was made "
+            "from; give the unquantized checkpoint as --against"
+        ) from None

@@ -146,7 +146,7 @@ def _print(report: EvalReport) -> None:
     console = Console()
     table = Table(title=f"{report.precision} against {report.against} in float32", title_justify="left")
     table.add_column("context", no_wrap=True)
-    for column in ("tokens", "perplexity", "original's", "KL", "99 % of KL", "same best"):
+    for column in ("tokens", "perplexity", "original", "KL", "KL 99 %", "same best"):
         table.add_column(column, justify="right")
     rows = [*report.contexts, report.overall] if len(report.contexts) > 1 else report.contexts
     for one in rows:
@@ -155,7 +155,7 @@ def _print(report: EvalReport) -> None:
             str(one.tokens),
             f"{one.ppl:.4g}",
             f"{one.ppl_reference:.4g}",
-            f"{one.kl:.2e} ±{one.kl_error:.0e}",
+            f"{one.kl:.2e}",
             f"{one.kl_p99:.2e}",
             f"{100 * one.top1:.1f} %",
         )
