@@ -131,7 +131,8 @@ const KernelTable& ChooseKernels(const char* isa) {
 
 size_t AttentionScratchFloats(uint32_t num_queries, uint32_t head_dim) {
   const size_t padded_dim = (head_dim + 15) / 16 * 16;
-  return num_queries * (padded_dim + head_dim + kAttentionUnit + 16 + 3);
+  const size_t decoded = 2 * (static_cast<size_t>(kAttentionUnit) * head_dim + 16);
+  return num_queries * (padded_dim + head_dim + kAttentionUnit + 16 + 3) + decoded;
 }
 
 void DequantizeRow(const PackedMatrix& table, uint32_t layout, uint32_t row, float factor,

@@ -13,6 +13,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
+#include "cpu/kernels_attention_plain.h"
 #include "cpu/kernels_attention_unit.h"
 
 namespace plansmith {
@@ -29,6 +32,7 @@ struct Tile {
   float* max;     // [queries]
   float* sum;     // [queries] of exp(score - max)
   float* factor;  // [queries] for what was summed before the unit at hand
+  float* plain;   // for StartPlain
 };
 
 template <typename T>
@@ -43,6 +47,7 @@ inline Tile StartTile(const AttentionArgs& a) {
   t.max = t.q + static_cast<size_t>(t.num_queries) * a.head_dim;
   t.sum = t.max + t.num_queries;
   t.factor = t.sum + t.num_queries;
+  t.plain = t.factor + t.num_queries;
   for (uint32_t i = 0; i < t.num_queries; ++i) {
     const float* row = a.q + (i / a.num_heads) * a.q_stride + (i % a.num_heads) * a.head_dim;
     for (uint32_t d = 0; d < a.head_dim; ++d) t.q[i * a.head_dim + d] = row[d] * scale;
@@ -53,15 +58,17 @@ inline Tile StartTile(const AttentionArgs& a) {
   return t;
 }
 
-// One row's part of the unit at `base`: the positions that it sees, if any. Fetches a share of the
-// next unit's K, if given. All in int64: a window may be as large as an int32 holds.
+// Softens the scores of one row's part of the unit at `base`: the positions that it sees. Returns
+// whether there are any, and what is to be summed. Fetches a share of the next unit's K, if given.
+// All in int64: a window may be as large as an int32 holds.
 template <typename T>
-inline void AddRow(const AttentionArgs& a, const Tile& t, uint32_t row, int64_t base,
-                   const Unit<T>* next) {
+__attribute__((always_inline)) inline bool SoftenRow(const AttentionArgs& a, const Tile& t,
+                                                     uint32_t row, int64_t base,
+                                                     const Unit<T>* next, RowValues* values) {
   const int64_t pos = a.first_pos + static_cast<int64_t>(row);
   const int64_t from = (a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0) - base;
   const int64_t to = pos + 1 - base;
-  if (to <= 0 || from >= kAttentionUnit) return;
+  if (to <= 0 || from >= kAttentionUnit) return false;
   const uint32_t begin = from > 0 ? static_cast<uint32_t>(from) : 0;
   const uint32_t end = to < kAttentionUnit ? static_cast<uint32_t>(to) : kAttentionUnit;
   const uint32_t first = row * a.num_heads;
@@ -74,14 +81,29 @@ inline void AddRow(const AttentionArgs& a, const Tile& t, uint32_t row, int64_t 
     t.factor[i] =
         SoftmaxUnit(t.scores + i * kScoresStride, begin, end, a.softcap, t.max + i, t.sum + i);
   }
-  const RowValues values = {static_cast<uint32_t>(base),
-                            begin,
-                            end,
-                            t.scores + first * kScoresStride,
-                            t.factor + first,
-                            t.acc + first * t.acc_stride,
-                            t.acc_stride};
-  AddHeads<T>(a, values, a.num_heads);
+  *values = {static_cast<uint32_t>(base),
+             begin,
+             end,
+             t.scores + first * kScoresStride,
+             t.factor + first,
+             t.acc + first * t.acc_stride,
+             t.acc_stride};
+  return true;
+}
+
+// Adds the unit at `base`, whose values are V of the positions from `values_base` on in `pool`.
+template <typename T, typename Next>
+__attribute__((always_inline)) inline void AddUnit(const AttentionArgs& a, const Tile& t,
+                                                   const AttentionArgs& pool, const Unit<T>& unit,
+                                                   int64_t base, uint32_t values_base,
+                                                   const Next* next) {
+  Scores(t.q, t.num_queries, pool, unit, t.scores);
+  RowValues values;
+  for (uint32_t row = 0; row < a.num_rows; ++row) {
+    if (!SoftenRow(a, t, row, base, next, &values)) continue;
+    values.base = values_base;
+    AddHeads<T>(pool, values, a.num_heads);
+  }
 }
 
 template <typename T>
@@ -92,10 +114,18 @@ void Attend(const AttentionArgs& a) {
   const int64_t first = a.window > 0 && a.first_pos >= a.window
                             ? static_cast<int64_t>(a.first_pos) + 1 - a.window
                             : 0;
-  const auto find = [&](int64_t base, Unit<T>* unit) {
-    const int64_t n = end - base < kAttentionUnit ? end - base : kAttentionUnit;
-    FindPieces(a, static_cast<uint32_t>(base), static_cast<uint32_t>(n), unit);
+  const auto positions = [&](int64_t base) {
+    return static_cast<uint32_t>(end - base < kAttentionUnit ? end - base : kAttentionUnit);
   };
+  const auto find = [&](int64_t base, Unit<T>* unit) {
+    FindPieces(a, static_cast<uint32_t>(base), positions(base), unit);
+  };
+  // An int8 is decoded in two instructions, as fast as a float is read again.
+  constexpr bool kDecodes = std::is_same<T, F8>::value;
+  [[maybe_unused]] PlainUnit plain;
+  if constexpr (kDecodes) {
+    if (!few) plain = StartPlain(a, t.plain);
+  }
   Unit<T> units[2];
   Unit<T>*unit = units, *next = units + 1;
   int64_t base = first / kAttentionUnit * kAttentionUnit;
@@ -103,9 +133,12 @@ void Attend(const AttentionArgs& a) {
   for (; base < end; base += kAttentionUnit) {
     const bool last = base + kAttentionUnit >= end;
     if (!last) find(base + kAttentionUnit, next);
-    Scores(t.q, t.num_queries, a, *unit, t.scores);
-    for (uint32_t row = 0; row < a.num_rows; ++row) {
-      AddRow<T>(a, t, row, base, few && !last ? next : nullptr);
+    const Unit<T>* const fetched = few && !last ? next : nullptr;
+    if (!kDecodes || few) {
+      AddUnit(a, t, a, *unit, base, static_cast<uint32_t>(base), fetched);
+    } else if constexpr (kDecodes) {
+      Decode(a, *unit, positions(base), &plain);
+      AddUnit(a, t, plain.args, plain.unit, base, 0, fetched);
     }
     Unit<T>* const done = unit;
     unit = next;
