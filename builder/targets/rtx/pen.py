@@ -65,7 +65,7 @@ class Pen:
             assert shape is not None
 
             def read() -> ir.TensorProtocol:
-                return ir.Tensor(change(self._data(source)).astype(dtype.numpy()), name=name)
+                return ir.Tensor(change(self.data(source)).astype(dtype.numpy()), name=name)
 
             value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
             value.const_value = ir.LazyTensor(read, dtype=dtype, shape=shape, name=name)
@@ -82,7 +82,7 @@ class Pen:
         for value in sorted(values, key=lambda one: self._order.get(str(one.name), last)):
             self.graph.register_initializer(value)
 
-    def _data(self, value: ir.Value) -> npt.NDArray[Any]:
+    def data(self, value: ir.Value) -> npt.NDArray[Any]:
         """Return an initializer's data; what is small is kept, since reading a scale may read its whole weight."""
         name = str(value.name)
         if name in self._small:

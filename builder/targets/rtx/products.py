@@ -6,6 +6,7 @@ scales behind it. That is what we want, but it gives three kinds of wrong number
 * With a scale an output, the sums of codes leave the product in the type of the MatMul before any scale has met them:
   float16 ends at 65504, which five products of INT8 codes can pass. A single constant is applied to the sums in float32
   instead. So the largest of the scales stands before the product, and each output's share of it, in float32, behind.
+  It joins products that share an input (q, k and v), and two constants become scales an output again: they share one.
 * With scales a group of a weight's inputs, it multiplies whole sums by the first group's scales. So an input that meets
   such a weight passes a Min with the largest code, which changes no number and ends the pattern: the product is one of
   floats, over the same rounded numbers.
@@ -16,6 +17,7 @@ scales behind it. That is what we want, but it gives three kinds of wrong number
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,11 @@ class _Weight:
     def scale(self) -> ir.Value:
         return _input(self.dequantize, 1)
 
+    @property
+    def final_scale(self) -> ir.Value:
+        """What the codes that a product would meet are multiplied by."""
+        return self.scale if self.grid is None else _input(self.grid[0], 1)
+
 
 def lower_products(pen: Pen) -> None:
     """Rewrite the products of a graph of build_graph that have a quantized weight or a rounded input."""
@@ -72,14 +79,19 @@ class _Products:
     def __init__(self, pen: Pen) -> None:
         self.pen = pen
         self.inputs = RoundedInputs(pen)
+        self._sharing: dict[str, list[_Weight]] = {}
         self._sums: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def run(self) -> None:
         replaced: list[ir.Node] = []
+        products = []
         for node in [n for n in self.pen.graph if n.op_type == "MatMul"]:
+            weight, x = _weight(_input(node, 1)), self.inputs.find(_input(node, 0))
+            products.append((node, x, weight))
+            if x is not None and weight is not None and self._meets_as_codes(x, weight):
+                self._sharing.setdefault(x.name, []).append(weight)
+        for node, x, weight in products:
             self.pen.anchor = node
-            weight = _weight(_input(node, 1))
-            x = self.inputs.find(_input(node, 0))
             out = self._product(node, x, weight)
             if out is not None:
                 self.pen.replace(node.outputs[0], out)
@@ -98,12 +110,12 @@ class _Products:
         plain = _input(node, 0) if x is None else self.inputs.rounded(x)
         if weight is None:
             return self.pen.node("MatMul", [plain, _input(node, 1)], f"{name}/plain", self.pen.compute)
-        if weight.codes.dtype == _U4:
+        if weight.codes.dtype == _U4 and weight.grid is None:
             return self._with_zero_points(name, plain, weight)
         if weight.format == "fp4":
             matrix = self.pen.cast(self._fp4_weight(weight), f"{weight.dequantize.name}/to_compute")
         else:
-            matrix = weight.grid[1].outputs[0] if weight.grid else weight.dequantize.outputs[0]
+            matrix = self._scaled(weight, None) if weight.grid else weight.dequantize.outputs[0]
         return self.pen.node("MatMul", [plain, matrix], f"{name}/plain", self.pen.compute)
 
     def _meets_as_codes(self, x: RoundedInput, weight: _Weight) -> bool:
@@ -117,13 +129,13 @@ class _Products:
         else:
             codes, scale = self.inputs.by_row(x)
             behind.append(scale)
-        if weight.is_whole:
-            matrix = self._whole(weight)
+        sharing = self._sharing[x.name]
+        if weight.is_whole and len(sharing) == 1:
+            matrix = self._scaled(weight, None)
         else:
-            # With a row's scales behind it the product is below K * max|w|. With a static one the sums of an output of
-            # small scales may be as large as those of the largest, whose scale they all get: so a 16th of it.
-            matrix, shares = self._by_output(weight, 16.0 if x.is_static else 1.0)
-            behind.append(shares)
+            unit = self._unit(x, sharing)
+            matrix = self._scaled(weight, unit)
+            behind.append(self._shares(weight, unit))
         y = pen.node("MatMul", [codes, matrix], f"{name}/codes", pen.compute)
         if not behind:
             return y
@@ -132,34 +144,61 @@ class _Products:
             y = pen.node("Mul", [y, factor], f"{name}/scaled.{i}", _F32)
         return pen.cast(y, f"{name}/to_compute")
 
-    def _by_output(self, weight: _Weight, part: float) -> tuple[ir.Value, ir.Value]:
-        """Return a weight times one `part`-th of its largest scale, and the scales as shares of that, float32 [out]."""
-        pen, node, scale = self.pen, weight.dequantize, weight.scale
+    def _unit(self, x: RoundedInput, sharing: Sequence[_Weight]) -> ir.Value:
+        """Return the one constant that stands before all products of an input, in the compute type.
 
-        def one(scales: Array) -> Array:
-            unit = (np.asarray(scales.max(), np.float32) / np.float32(part)).astype(pen.compute.numpy())
-            return unit if unit > 0 else np.ones((), unit.dtype)
+        It is their largest scale. With a row's scales behind them the products are then below K * max|w|. With a static
+        one the sums of an output of small scales may be as large as any, and get this constant: so a 16th of it.
+        """
+        pen, part = self.pen, np.float32(16 if x.is_static else 1)
+        scales = [one.final_scale for one in sharing]
 
-        def of_one(scales: Array) -> Array:
-            shares: Array = scales.astype(np.float32) / one(scales).astype(np.float32)
-            return shares
+        def unit(_: Array) -> Array:
+            largest = max(np.float32(pen.data(one).max()) for one in scales)
+            found = np.asarray(largest / part, pen.compute.numpy())
+            return found if found > 0 else np.ones_like(found)
 
-        largest = pen.derived(f"{scale.name}/largest", pen.compute, ir.Shape(()), scale, one)
-        shares = pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, of_one)
-        matrix = pen.node("DequantizeLinear", [weight.codes, largest], f"{node.name}/rtx", pen.compute)
-        return matrix, shares
+        return pen.derived(f"{x.name}/unit", pen.compute, ir.Shape(()), scales[0], unit)
 
-    def _whole(self, weight: _Weight) -> ir.Value:
-        """Return a weight of one scale in the compute type; on the FP8 grid, rounded to that in float32."""
+    def _shares(self, weight: _Weight, unit: ir.Value) -> ir.Value:
+        """Return a weight's scales as shares of the unit, float32 like the scales."""
+        scale = weight.final_scale
+
+        def shares(scales: Array) -> Array:
+            over: Array = scales.astype(np.float32) / self.pen.data(unit).astype(np.float32)
+            return over
+
+        return self.pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, shares)
+
+    def _scaled(self, weight: _Weight, unit: ir.Value | None) -> ir.Value:
+        """Return a weight's codes times one constant, by default its own; the FP8 grid is met in float32."""
         pen, node = self.pen, weight.dequantize
         if weight.grid is None:
-            return node.outputs[0]
+            if unit is None:
+                return node.outputs[0]
+            return pen.node("DequantizeLinear", [weight.codes, unit], f"{node.name}/rtx", pen.compute)
         quantize, dequantize = weight.grid
-        w = self._dequantize(node, weight.codes, self._float(weight.scale), f"{node.name}/rtx", _F32)
+        codes = weight.codes if weight.codes.dtype != _U4 else self._less_zeros(weight)
+        w = self._dequantize(node, codes, self._float(weight.scale), f"{node.name}/rtx", _F32)
         grid, zero = _input(quantize, 1), _input(quantize, 2)
-        values = [w, self._float(grid), zero]
-        codes = pen.node("QuantizeLinear", values, f"{quantize.name}/rtx", zero.dtype)
-        return pen.node("DequantizeLinear", [codes, grid, zero], f"{dequantize.name}/rtx", pen.compute)
+        codes = pen.node("QuantizeLinear", [w, self._float(grid), zero], f"{quantize.name}/rtx", zero.dtype)
+        values = [codes, unit or grid, zero]
+        return pen.node("DequantizeLinear", values, f"{dequantize.name}/rtx", pen.compute)
+
+    def _less_zeros(self, weight: _Weight) -> ir.Value:
+        """Return UINT4 codes less their zero points, as INT8."""
+        zero = _input(weight.dequantize, 2)
+
+        def change(codes: Array) -> Array:
+            zeros = zero.const_value
+            assert zeros is not None
+            points = zeros.numpy().astype(np.int8)
+            points = points.reshape(-1, codes.shape[1]).repeat(codes.size // points.size, axis=0)
+            less: Array = codes.astype(np.int8) - points
+            return less
+
+        name = f"{weight.codes.name}/less_zeros"
+        return self.pen.derived(name, ir.DataType.INT8, weight.codes.shape, weight.codes, change)
 
     def _dequantize(
         self, like: ir.Node, codes: ir.Value, scale: ir.Value, name: str, dtype: ir.DataType

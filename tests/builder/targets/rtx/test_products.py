@@ -34,6 +34,8 @@ ODD = {
     "int4_zeros_int8_rows": Scheme("int4", 32, zero_points=True, input="int8", input_group=ROW),
     "w4a8_rows": Scheme("int4", 32, input="fp8", input_group=ROW, fp8_grid=True),
     "fp8_channels_static": Scheme("fp8", ROW, input="fp8", input_group=WHOLE),
+    "w4a8_zeros": Scheme("int4", 32, zero_points=True, input="fp8", input_group=WHOLE, fp8_grid=True),
+    "w4_on_grid": Scheme("int4", 32, zero_points=True, fp8_grid=True),
     "fp8_rows_whole": Scheme("fp8", WHOLE, input="fp8", input_group=ROW),
 }
 ALL = SCHEMES | ODD

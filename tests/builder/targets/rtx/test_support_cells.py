@@ -31,6 +31,7 @@ MORE = {
     "fp8_channels_static": Scheme("fp8", ROW, input="fp8", input_group=WHOLE),
     "int4_fp8_static": Scheme("int4", 32, input="fp8", input_group=WHOLE),
     "int8_groups_static": Scheme("int8", 32, input="int8", input_group=WHOLE),
+    "w4a8_zeros": Scheme("int4", 32, zero_points=True, input="fp8", input_group=WHOLE, fp8_grid=True),
     "w4a8_rows": Scheme("int4", 32, input="fp8", input_group=ROW, fp8_grid=True),
 }
 SAME = {
