@@ -29,6 +29,7 @@ for words in (
     ["build", gguf, "-o", engine + "-gguf", "--precision", "int4", "--dry-run"],
     ["inspect", engine, "--plan"],
     ["verify", engine, "--sequences", "2", "--length", "8"],
+    ["eval", engine, "--length", "64", "--contexts", "16", "--sensitivity", "--sensitivity-tokens", "32"],
     ["generate", engine, "the quick fox", "--max-tokens", "4", "--json"],
     ["bench", engine, "--requests", "2", "--input-len", "4", "--output-len", "2"],
 ):
