@@ -7,6 +7,7 @@ on the graph, so what comes before a product is right too; the core is the plan 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_model_with_every_feature_takes_schemes_too(name: str, tied: bool, tmp
     [
         Scheme("fp8", 16, input="fp8", input_group=16),
         Scheme("int4", 16, zero_points=True, pre_scale=True),
-        Scheme("int4", 16, fp8_grid=True),
+        Scheme("int4", 16, zero_points=True, fp8_grid=True),
         SCHEMES["int8_rows"],
         SCHEMES["nvfp4"],
     ],
@@ -207,6 +208,27 @@ def test_pools_are_in_the_header_and_their_scales_beside_attention(
             scales = plan.tensors[op.tensors[0]]
             assert (scales.dtype, scales.rows, scales.cols) == (DType.F32, 1, 2)
             np.testing.assert_array_equal(scales.data, np.array(weights.kv_scales(layer), np.float32))
+
+
+class FineGrid(RandomQuantizedWeights):
+    """W4A8 weights whose largest values lie beyond the grid."""
+
+    def quantized(self, name: str) -> QuantizedWeight:
+        made = super().quantized(name)
+        return dataclasses.replace(made, scale_2=made.scale_2 / 3)
+
+
+def test_weights_beyond_the_fp8_grid_saturate(tmp_path: Path) -> None:
+    spec, scheme = quantized_spec(), SCHEMES["w4a8"]
+    held, limits = quantization(spec, scheme), make_limits(64)
+    weights = FineGrid(spec, held)
+    compile_plan(
+        build_graph(spec, weights, of_checkpoint(held, "float32"), limits), spec, limits, tmp_path / "p"
+    )
+    tensor = next(t for t in read_plan(tmp_path / "p").tensors if t.name == "layers.0.o.weight")
+    codes, grid, _ = codes_and_scales(tensor)
+    assert np.abs(codes).max() == 448
+    np.testing.assert_array_equal(codes * grid, graph_values(weights.quantized(tensor.name), scheme))
 
 
 def test_codes_of_the_fp8_grid_are_those_of_quantize_linear(tmp_path: Path) -> None:
