@@ -25,7 +25,7 @@ from ..runtime.errors import InvalidArgumentError
 from ..runtime.tokenizer import Tokenizer
 from .eval_text import EvalText, read_text, tokenizer_of, windows
 from .greedy import GreedyAgreement, greedy_agreement
-from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax
+from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax, row_slices
 from .tasks import TaskReport, run_tasks
 
 EVAL = "eval"  # what progress is told of, where a build names a target
@@ -241,12 +241,13 @@ class Tally:
 
     def add(self, logits: npt.NDArray[Any], reference: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
         """Compare (n, V) logits; targets (n,) are the tokens that really came next."""
-        q, p = log_softmax(logits), log_softmax(reference)
-        rows = np.arange(len(targets))
-        self.nll.append(-q[rows, targets])
-        self.nll_reference.append(-p[rows, targets])
-        self.kl.append(kl_divergence(p, q))
-        self.agree.append(q.argmax(axis=1) == p.argmax(axis=1))
+        for part in row_slices(logits):
+            q, p = log_softmax(logits[part]), log_softmax(reference[part])
+            rows = np.arange(len(q))
+            self.nll.append(-q[rows, targets[part]])
+            self.nll_reference.append(-p[rows, targets[part]])
+            self.kl.append(kl_divergence(p, q))
+            self.agree.append(q.argmax(axis=1) == p.argmax(axis=1))
 
     def quality(self, context: int, num_windows: int) -> Quality:
         """Return what was gathered."""

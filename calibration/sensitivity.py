@@ -25,7 +25,7 @@ from ..builder.scheme import FLOAT, ROW, WHOLE, QuantizedInput, QuantizedWeight,
 from ..builder.spec import DecoderSpec, weight_shapes
 from ..runtime.errors import InvalidArgumentError
 from .eval_text import read_text, tokenizer_of, windows
-from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax
+from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax, row_slices
 
 SENSITIVITY = "sensitivity"
 HEAD, KV_CACHE = "lm_head", "kv_cache"
@@ -298,14 +298,18 @@ class _Bench:
         """Run the original."""
         model = Mixed(self._against.spec, self._against.weights, precision("fp32"))
         self._reference = [
-            log_softmax(logits).astype(np.float32) for logits in self._logits(model, "the original")
+            np.concatenate([log_softmax(logits[part]).astype(np.float32) for part in row_slices(logits)])
+            for logits in self._logits(model, "the original")
         ]
 
     def kl(self, model: Mixed) -> float:
         """Return the mean KL of a mixture, nats."""
         total = 0.0
         for logits, wanted in zip(self._logits(model, "the engine"), self._reference, strict=True):
-            total += float(kl_divergence(wanted.astype(np.float64), log_softmax(logits)).sum())
+            for part in row_slices(logits):
+                total += float(
+                    kl_divergence(wanted[part].astype(np.float64), log_softmax(logits[part])).sum()
+                )
         return total / self.num_tokens
 
     def _logits(self, model: Mixed, label: str) -> Iterator[npt.NDArray[np.float32]]:

@@ -13,7 +13,7 @@ import pytest
 from plansmith.builder.checkpoint import Checkpoint, open_checkpoint
 from plansmith.builder.limits import Limits, make_limits
 from plansmith.builder.precision import precision
-from plansmith.calibration import eval_text
+from plansmith.calibration import eval_text, scoring
 from plansmith.calibration.evaluate import EvalOptions, Tally, evaluate_plan
 from plansmith.calibration.scoring import PlanRunner, TokenRun, compile_cpu
 from plansmith.runtime.errors import ExecutorError, InvalidArgumentError
@@ -70,7 +70,9 @@ def test_perplexity_is_that_of_transformers(tiny: Checkpoint, plan: Callable[[st
         assert one.kl < 1e-9 and one.top1 == 1.0
 
 
-def test_kl_and_agreement_against_plain_numpy() -> None:
+@pytest.mark.parametrize("elements", [1 << 22, 21])
+def test_kl_and_agreement_against_plain_numpy(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "_ELEMENTS", elements)
     rng = np.random.default_rng(0)
     p, q = rng.normal(size=(2, 50, 7)) * 2
     targets = rng.integers(0, 7, 50)
