@@ -156,6 +156,11 @@ def _check_products(scheme: Scheme, products: tuple[Product, ...]) -> None:
         assert one.out == "half" and one.alpha < 1e-3 and one.folded == 0
 
 
+def _gpu_of(name: str) -> str:
+    """Return a GPU that takes a scheme: sm89, for which the compiler joins products most, if it can."""
+    return "sm120" if SCHEMES[name].weight == "fp4" else "sm89"
+
+
 def test_the_compiler_still_needs_these_forms(tmp_path: Path) -> None:
     """Graphs as build_graph makes them: where this fails, a newer compiler has come to compute them rightly."""
     cells = []
@@ -179,7 +184,7 @@ def test_the_compiler_still_needs_these_forms(tmp_path: Path) -> None:
         ("fp8_rows", "sm89"),
         ("int8_rows", "rtx"),
         ("nvfp4", "sm120"),
-        *(pytest.param(name, "sm120", marks=pytest.mark.slow) for name in SCHEMES),
+        *(pytest.param(name, _gpu_of(name), marks=pytest.mark.slow) for name in SCHEMES),
     ],
 )
 def test_a_decoder(name: str, target: str, tmp_path: Path) -> None:
