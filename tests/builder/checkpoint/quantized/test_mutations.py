@@ -126,7 +126,7 @@ def read_all(path: Path) -> None:
 
 _CHANGES: dict[str, Callable[[Any], Any]] = {
     "gone": lambda _: None,
-    "transposed": lambda one: one.permute(*reversed(range(one.ndim))).clone(),
+    "transposed": lambda one: one.permute(tuple(reversed(range(one.ndim)))).clone(),
     "cut": lambda one: one[: one.shape[0] // 2].clone() if one.ndim else one.reshape(1, 1),
     "empty": lambda one: one.reshape(-1)[:0].clone(),
     "flat": lambda one: one.reshape(-1).clone(),
