@@ -100,7 +100,7 @@ def test_wanted_rows_of_an_input_that_all_rows_share(tmp_path: Path) -> None:
     nodes = {node.name: node for node in model.graph}
     for unit in ("gate", "up"):
         nodes[f"layers.1.{unit}/matmul"].replace_input_with(0, nodes["layers.1.q/input_dq"].outputs[0])
-    model.graph.remove([nodes["layers.1.gate/input_dq"], nodes["layers.1.gate/input_q"]])
+    model.graph.remove([nodes["layers.1.gate/input_dq"], nodes["layers.1.gate/input_q"]], safe=True)
     norm, gather = nodes["layers.1.mlp_norm"], nodes["select/gather"]
     norm.replace_input_with(0, nodes["layers.1.attn_norm"].outputs[0])
     total = ir.node("Add", [gather.inputs[0], norm.outputs[0]], name="extra_add")
