@@ -18,8 +18,9 @@ from ..builder.precision import Precision
 from ..runtime.errors import BuildError, InvalidArgumentError
 from .eval_subject import original_of
 from .evaluate import EvalOptions, EvalReport, Progress, Quality, evaluate_plan
+from .mixture import quantized_layers
 from .scoring import compile_cpu
-from .sensitivity import Sensitivity, measure_sensitivity, quantized_layers
+from .sensitivity import Sensitivity, measure_sensitivity
 from .tasks import TaskResult
 
 _QUALITY: dict[str, Callable[[Quality], float]] = {

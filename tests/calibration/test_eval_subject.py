@@ -14,8 +14,9 @@ from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import Precision, of_checkpoint, precision
 from plansmith.calibration.eval_subject import QUANTIZE_RECORD, original_of
 from plansmith.calibration.evaluate import EvalOptions, evaluate_plan
+from plansmith.calibration.mixture import KV_CACHE, mixed, quantized_layers
 from plansmith.calibration.scoring import PlanRunner, TokenRun, compile_cpu
-from plansmith.calibration.sensitivity import KV_CACHE, measure_sensitivity, mixed, quantized_layers
+from plansmith.calibration.sensitivity import measure_sensitivity
 from plansmith.runtime.errors import InvalidArgumentError
 
 LIMITS = make_limits(256, max_batch_size=2, max_num_tokens=64, max_seq_len=64, tokens_per_block=8)

@@ -9,14 +9,8 @@ import pytest
 from plansmith.builder.checkpoint import Checkpoint, open_checkpoint
 from plansmith.builder.precision import precision
 from plansmith.builder.scheme import FLOAT
-from plansmith.calibration.sensitivity import (
-    HEAD,
-    KV_CACHE,
-    bits_table,
-    measure_sensitivity,
-    mixed,
-    quantized_layers,
-)
+from plansmith.calibration.mixture import HEAD, KV_CACHE, mixed, quantized_layers
+from plansmith.calibration.sensitivity import bits_table, measure_sensitivity
 from plansmith.runtime.errors import InvalidArgumentError
 
 PRODUCTS = ("q", "k", "v", "o", "gate", "up", "down")
