@@ -47,7 +47,7 @@ void RunLinear(void* context, int) {
   for (uint32_t i; (i = b->next.fetch_add(1)) < row_items * tile_items;) {
     const uint32_t row = i / tile_items * 128, tile = i % tile_items * each;
     const LinearKernel* kernels =
-        b->args->w.scales != nullptr ? b->kernels->linear_int8 : b->kernels->linear_float;
+        b->args->q != nullptr ? b->kernels->linear_int8 : b->kernels->linear_float;
     kernels[b->args->w.dtype](*b->args, row, std::min(b->rows, row + 128), tile,
                               std::min(b->tiles, tile + each));
   }
@@ -57,13 +57,31 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
   const struct {
     uint32_t n, k;
   } shapes[] = {{1536, 576}, {576, 1536}, {49152, 576}};
-  const char* names[] = {"f32", "bf16", "i8", "i4"};
+  const struct {
+    const char* name;
+    uint32_t dtype, group_size;
+    LinearInput input;
+    bool with_zeros;
+  } pairs[] = {
+      {"f32", kF32, 0, kInputFloat, false},
+      {"bf16", kBF16, 0, kInputFloat, false},
+      {"f16", kF16, 0, kInputFloat, false},
+      {"f8", kF8, 0, kInputFloat, false},
+      {"f4", kF4, 16, kInputFloat, false},
+      {"i8", kI8, 0, kInputFloat, false},
+      {"i4", kI4, 64, kInputFloat, false},
+      {"i4, zeros", kI4, 64, kInputFloat, true},
+      {"i8 x i8", kI8, 0, kInputInt8Row, false},
+      {"i8 x i8, static", kI8, 0, kInputInt8Static, false},
+      {"i4 x i8", kI4, 64, kInputInt8Row, false},
+  };
   Random random(1);
-  printf("%-5s %-12s %4s %9s %9s %6s\n", "dtype", "N x K", "M", "GOP/s", "GB/s", "peak");
-  for (uint32_t dtype = 0; dtype < 4; ++dtype) {
+  printf("%-15s %-12s %4s %9s %9s %6s\n", "weight x input", "N x K", "M", "GOP/s", "GB/s", "peak");
+  for (const auto& pair : pairs) {
     for (const auto& shape : shapes) {
-      const Packed packed = PackMatrix(random.Floats(static_cast<size_t>(shape.n) * shape.k),
-                                       shape.n, shape.k, dtype, dtype == kI4 ? 64 : 0);
+      const Packed packed =
+          PackMatrix(random.Floats(static_cast<size_t>(shape.n) * shape.k), shape.n, shape.k,
+                     pair.dtype, pair.group_size, false, pair.with_zeros);
       const size_t bytes = packed.data.size();
       const size_t num_copies = std::max<size_t>(1, (64u << 20) / bytes);
       const Pages weights(bytes * num_copies, "weights");
@@ -76,7 +94,8 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       std::vector<int8_t> q(static_cast<size_t>(max_rows) * w.padded_cols);
       std::vector<float> scales(max_rows);
       std::vector<int32_t> sums(max_rows * w.num_groups);
-      if (w.scales != nullptr) {
+      const bool integer = pair.input != kInputFloat;
+      if (integer) {
         for (uint32_t r = 0; r < max_rows; ++r) {
           kernels.quantize_row(&x[r * w.cols], w.cols, w.padded_cols, 1, w.num_groups,
                                &q[r * w.padded_cols], &scales[r], &sums[r * w.num_groups]);
@@ -90,7 +109,8 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
         a.w.data = weights.as<uint8_t>() + i * bytes;
         a.x = x.data();
         a.x_stride = shape.k;
-        a.q = q.data();
+        a.q = integer ? q.data() : nullptr;
+        a.q_full_range = pair.input == kInputInt8Static;
         a.q_stride = w.padded_cols;
         a.q_scales = scales.data();
         a.q_sums = sums.data();
@@ -116,9 +136,9 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
         }
         const double ops = 2.0 * rows * shape.n * shape.k / best * 1e-9;
         const double gb = static_cast<double>(bytes) / best * 1e-9;
-        const double peak = dtype <= kBF16 ? peaks.fma_gflop_s : peaks.int8_gop_s;
+        const double peak = integer ? peaks.int8_gop_s : peaks.fma_gflop_s;
         const double share = std::max(gb / peaks.read_gb_s, peak > 0 ? ops / peak : 0);
-        printf("%-5s %5ux%-6u %4u %9.1f %9.1f %5.0f%%\n", names[dtype], shape.n, shape.k, rows, ops,
+        printf("%-15s %5ux%-6u %4u %9.1f %9.1f %5.0f%%\n", pair.name, shape.n, shape.k, rows, ops,
                gb, 100 * share);
       }
     }
@@ -222,7 +242,7 @@ void BenchAttention(const KernelTable& kernels, uint32_t kv_format, ThreadPool* 
 }
 
 // SmolLM2-135M's shape.
-void BenchModel(const KernelTable& kernels, int32_t threads, uint32_t dtype) {
+void BenchModel(const KernelTable& kernels, int32_t threads, uint32_t dtype, bool float_inputs) {
   TinyShape shape;
   shape.vocab = 49152;
   shape.hidden = 576;
@@ -236,13 +256,14 @@ void BenchModel(const KernelTable& kernels, int32_t threads, uint32_t dtype) {
   shape.max_batch = 64;
   shape.max_len = 1024;
   shape.dtype = dtype;
-  shape.group_size = dtype == kI4 ? 64 : 0;
+  shape.group_size = dtype == kI4 ? 64 : dtype == kF4 ? 16 : 0;
+  if (float_inputs) shape.input = kInputFloat;
   const TempFile file;
   {
     TinyModel model(shape);
     file.Write(model.plan.Bytes());
   }
-  const char* names[] = {"f32", "bf16", "i8", "i4"};
+  const char* names[kNumDTypes] = {"f32", "bf16", "i8", "i4", "f16", "f8", "f4"};
   for (int32_t batch : {1, 16}) {
     Driver driver(file.path(), kernels.name, threads, 600);
     std::vector<Driver::Sequence> sequences(static_cast<size_t>(batch));
@@ -264,11 +285,11 @@ void BenchModel(const KernelTable& kernels, int32_t threads, uint32_t dtype) {
       best = std::min(best, Seconds() - start);
     }
     printf(
-        "%s, %d sequences: prefill %.0f tokens/s, decode %.0f tokens/s (best step %.2f ms), "
+        "%s x %s, %d sequences: prefill %.0f tokens/s, decode %.0f tokens/s (best step %.2f ms), "
         "generated %.0f "
         "tokens/s over all\n",
-        names[dtype], batch, batch * prompt / prefill, batch * steps / decode, best * 1e3,
-        batch * (steps + 1) / (prefill + decode));
+        names[dtype], float_inputs ? "f32" : "i8", batch, batch * prompt / prefill,
+        batch * steps / decode, best * 1e3, batch * (steps + 1) / (prefill + decode));
   }
 }
 
@@ -290,7 +311,10 @@ int main(int argc, char** argv) {
     for (uint32_t format : {kKvF32, kKvF8, kKvI8}) BenchAttention(kernels, format, &pool, peaks);
   }
   if (what.empty() || what == "model") {
-    for (uint32_t dtype : {kI8, kI4, kBF16, kF32}) BenchModel(kernels, threads, dtype);
+    for (uint32_t dtype : {kI8, kI4}) BenchModel(kernels, threads, dtype, false);
+    for (uint32_t dtype : {kI8, kI4, kF8, kF4, kF16, kBF16, kF32}) {
+      BenchModel(kernels, threads, dtype, true);
+    }
   }
   return 0;
 }
