@@ -27,7 +27,7 @@ UNQUANTIZED = "none"
 
 
 def auto_quantize(
-    model: Any, plan: QuantizePlan, data: Sequence[torch.Tensor], torch_fp4: bool, progress: Progress
+    model: Any, plan: QuantizePlan, data: Sequence[torch.Tensor], progress: Progress
 ) -> dict[str, Any]:
     """Quantize the model in place within plan.options.auto_bits, and return what was chosen and why.
 
@@ -42,7 +42,7 @@ def auto_quantize(
     budget = plan.options.auto_bits
     assert budget is not None
     names: dict[str, str] = {}
-    spaces = _spaces(plan, torch_fp4, names)
+    spaces = _spaces(plan, names)
     progress.stage("calibrating and scoring the recipes of each layer")
     counted = _Counted(data, progress)
     model, state = mtq.auto_quantize(
@@ -87,7 +87,7 @@ def _without_left_out(plan: QuantizePlan, bits: float) -> float:
     return (bits * (inside + outside) - 16 * outside) / inside
 
 
-def _spaces(plan: QuantizePlan, torch_fp4: bool, names: dict[str, str]) -> list[dict[str, Any]]:
+def _spaces(plan: QuantizePlan, names: dict[str, str]) -> list[dict[str, Any]]:
     """Return ModelOpt's search spaces, one for each size of int4 group, and fill in what its formats are called."""
     by_group: dict[int, list[Layer]] = defaultdict(list)
     int4 = next((one for one in plan.recipes if one.is_int4), None)
@@ -96,7 +96,7 @@ def _spaces(plan: QuantizePlan, torch_fp4: bool, names: dict[str, str]) -> list[
         by_group[size].append(layer)
     spaces = []
     for number, (size, layers) in enumerate(by_group.items()):
-        formats = [_format(one, size, torch_fp4) for one in plan.recipes]
+        formats = [_format(one, size) for one in plan.recipes]
         for n, one in enumerate(plan.recipes):
             names[f"CUSTOM_MODULE_{number}_{n}"] = one.name
             names.setdefault(f"CUSTOM_{n}", one.name)
@@ -104,14 +104,14 @@ def _spaces(plan: QuantizePlan, torch_fp4: bool, names: dict[str, str]) -> list[
     return spaces
 
 
-def _format(recipe: Recipe, group_size: int, torch_fp4: bool) -> dict[str, Any]:
-    inputs = input_attributes(recipe, torch_fp4)
+def _format(recipe: Recipe, group_size: int) -> dict[str, Any]:
+    inputs = input_attributes(recipe, True)
     return {
         "quant_cfg": [
             {"quantizer_name": "*", "enable": False},
             {
                 "quantizer_name": "*weight_quantizer",
-                "cfg": weight_attributes(recipe, group_size if recipe.is_int4 else 16, torch_fp4),
+                "cfg": weight_attributes(recipe, group_size if recipe.is_int4 else 16, True),
             },
             {"quantizer_name": "*input_quantizer", **({"cfg": inputs} if inputs else {"enable": False})},
         ],

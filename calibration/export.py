@@ -49,10 +49,13 @@ def write_checkpoint(simulated: SimulatedModel, directory: Path) -> dict[str, An
 @contextlib.contextmanager
 def _stored_as(model: Any, quantized: set[str], dtype: torch.dtype) -> Iterator[None]:
     """Let save_pretrained inside the block store unquantized weights as `dtype`, which they are rounded to already."""
+    from transformers.utils import logging
+
     original = model.save_pretrained
 
     def save(directory: Any, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
         stored = {name: _stored(name, one, quantized, dtype) for name, one in state_dict.items()}
+        logging.disable_progress_bar()  # once more: ModelOpt's export imports what turns it on
         original(directory, state_dict=stored, **options)
 
     model.save_pretrained = save
@@ -97,7 +100,7 @@ def _write_configs(
         config["tie_word_embeddings"] = False
     if int8_kv:
         quant["quantization"]["kv_cache_quant_algo"] = "INT8"
-        config["quantization_config"]["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "int"}
+        config["quantization_config"]["kv_cache_scheme"] = "INT8"  # as ModelOpt names what is not FP8
         _write(directory / "hf_quant_config.json", quant)
     _write(directory / "config.json", config)
 

@@ -19,7 +19,7 @@ from ..runtime.errors import InvalidArgumentError
 from .options import REPORT_NAME, QuantizeOptions, QuantizePlan, plan_quantization
 from .progress import Progress, Report
 from .recipes import DEFAULT_ALPHA, group_size_of, modelopt_config
-from .third_party import quiet
+from .third_party import explained, quiet
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def quantize_checkpoint(
         with _directory(plan, work.path) as directory:
             simulated = quantize_model(plan, report=report, directory=directory)
         progress.stage("writing")
-        with quiet():
+        with quiet(), explained():
             quant = simulated.save(work.path)
         facts = _report(plan, simulated, quant, work.path)
         facts["seconds"] = round(time.monotonic() - began, 1)
@@ -123,7 +123,7 @@ def quantize_model(
         device that is not there or a budget of bits that cannot be met
     """
     progress = Progress(report)
-    with quiet():
+    with quiet(), explained():
         progress.stage("loading")
         return _quantize_model(plan, directory or plan.path, progress)
 
@@ -224,7 +224,7 @@ def _apply(
         group_size=plan.options.group_size,
         kv_cache=kv_cache,
         alpha=alpha,
-        torch_fp4=next(model.parameters()).device.type == "cpu",
+        torch_fp4=True,  # on a GPU as well: the same numbers everywhere, and nothing to compile
     )
     search = data[: max(1, AWQ_SEARCH_WINDOWS // plan.options.batch_size)]
     return mtq.quantize(model, config, forward_loop(data, watch, progress, search) if data else None)
@@ -245,7 +245,7 @@ def _auto(
     progress.stage("looking at the inputs")
     loop = forward_loop(data, watch, progress)
     loop(model)
-    facts["auto"] = auto_quantize(model, plan, data, next(model.parameters()).device.type == "cpu", progress)
+    facts["auto"] = auto_quantize(model, plan, data, progress)
     if plan.options.kv_cache != "none":
         progress.stage("calibrating the KV cache")
         calibrate_kv(model, plan.options.kv_cache, loop)

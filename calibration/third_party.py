@@ -6,8 +6,16 @@ import contextlib
 import io
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
+
+from ..runtime.errors import Error, OutOfMemoryError
+
+_IO_ERROR = re.compile(
+    r"\b(?:os error|code:) (\d+)\b"
+)  # as the safetensors library writes an error of the system
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")
 
 _LOGGERS = ("transformers", "modelopt", "torch", "accelerate", "huggingface_hub")
 
@@ -39,3 +47,22 @@ def quiet() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn the libraries' own errors for a full disk or memory inside the block into OSError and OutOfMemoryError."""
+    try:
+        yield
+    except (Error, OSError):
+        raise
+    except Exception as error:
+        system = _IO_ERROR.search(str(error))
+        if system is not None:
+            raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
+            raise OutOfMemoryError(
+                f"memory ran out while quantizing ({str(error).splitlines()[0]}); give a smaller --batch-size or "
+                "--calib-length, or take a machine with more memory"
+            ) from error
+        raise

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exported_weights import Exported
+from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.calibration.options import QuantizeOptions, plan_quantization
 from plansmith.calibration.quantize import quantize_checkpoint, quantize_model
 from plansmith.calibration.recipes import RECIPES
@@ -133,12 +134,13 @@ def test_kv_scales_are_the_largest_keys_and_values(
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
         cache = model(torch.from_numpy(samples.ids), use_cache=True).past_key_values
+    weights: Any = open_checkpoint(tmp_path / "out").weights
     for n, layer in enumerate(cache.layers):
         for one, values in (("k", layer.keys), ("v", layer.values)):
             scale = exported.tensors[f"model.layers.{n}.self_attn.{one}_proj.{one}_scale"]
             largest = {"fp8": 448.0, "int8": 127.0}[kv]
             # weights that are rounded to INT8 already are what is calibrated with
-            assert scale.numel() == 1
+            assert scale.numel() == 1 and float(scale) in weights.kv_scales(n)
             assert float(scale) * largest == pytest.approx(float(values.abs().max()), rel=0.05)
 
 
@@ -254,8 +256,6 @@ def test_smoothquant_takes_the_best_of_what_it_tried(
 
 
 def test_the_report_leads_back_to_the_source(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
-    from plansmith.builder.checkpoint import open_checkpoint
-
     source = tiny_checkpoint("llama")
     report = quantize_checkpoint(source, tmp_path / "out", options(recipe="fp8"))
     assert json.loads((tmp_path / "out" / "plansmith_quantize.json").read_text()) == report
@@ -384,6 +384,36 @@ def test_a_kill_leaves_nothing(stage: str, tiny_checkpoint: Tiny, options: Make,
     assert [one.name for one in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_full_disk(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: the library that writes the weights has errors of its own."""
+    import resource
+
+    source, out, said = tiny_checkpoint("llama"), tmp_path / "out", tmp_path / "said"
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+            quantize_checkpoint(source, out, options(recipe="int8_wo"))
+        except Exception as error:
+            said.write_text(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert said.read_text().startswith("OutOfMemoryError: the output does not fit on the disk of ")
+    assert [one.name for one in tmp_path.iterdir()] == ["said"]
+
+
+def test_memory_that_ran_out() -> None:
+    from plansmith.calibration.third_party import explained
+    from plansmith.runtime.errors import OutOfMemoryError
+
+    with pytest.raises(OutOfMemoryError, match="smaller --batch-size"), explained():
+        torch.empty(1 << 60)
+    with pytest.raises(KeyError), explained():
+        raise KeyError("others go through")
+
+
 def test_an_interruption_leaves_nothing(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
     def interrupt(who: str, phase: str, done: int, total: int) -> None:
         if phase.startswith("writing"):
@@ -404,7 +434,6 @@ def test_the_built_engine_computes_the_simulation(
     recipe: str, tiny_checkpoint: Tiny, options: Make, tmp_path: Path
 ) -> None:
     from plansmith.builder.batch import BatchPlanner
-    from plansmith.builder.checkpoint import open_checkpoint
     from plansmith.builder.targets.cpu.session import CpuSession
     from tiny_engines import build_tiny
 
