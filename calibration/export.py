@@ -49,13 +49,10 @@ def write_checkpoint(simulated: SimulatedModel, directory: Path) -> dict[str, An
 @contextlib.contextmanager
 def _stored_as(model: Any, quantized: set[str], dtype: torch.dtype) -> Iterator[None]:
     """Let save_pretrained inside the block store unquantized weights as `dtype`, which they are rounded to already."""
-    from transformers.utils import logging
-
     original = model.save_pretrained
 
     def save(directory: Any, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
         stored = {name: _stored(name, one, quantized, dtype) for name, one in state_dict.items()}
-        logging.disable_progress_bar()  # once more: ModelOpt's export imports what turns it on
         original(directory, state_dict=stored, **options)
 
     model.save_pretrained = save

@@ -19,8 +19,6 @@ def load_model(directory: Path, device: str, quantize_lm_head: bool) -> Any:
     No code of the checkpoint is run and no pickle is read.
     raises CheckpointError when transformers cannot load it, InvalidArgumentError for a device that is not there
     """
-    import modelopt.torch.export
-    import modelopt.torch.quantization  # noqa: F401 - first: importing them turns progress bars on again
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
