@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..runtime.errors import BuildError, Error
@@ -29,7 +29,10 @@ from .engine_manifest import limits_entry, make_manifest, target_entry
 from .limits import Limits, make_limits
 from .precision import Precision, draft_precision
 from .reuse import carry, join, old_manifest, reusable
-from .targets.registry import Target, check_target, choose_precision, find_targets
+from .targets.registry import CPU, Target, check_target, choose_precision, find_targets
+
+Judge = Callable[["BuildPlan", pathlib.Path | None], dict[str, Any]]
+"""Takes what is built and its cpu plan, None where it has none, and returns an evaluation as JSON values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +103,7 @@ def build_engine(
     keep_going: bool = False,
     workers: int | None = None,
     progress: Progress = no_progress,
+    judge: Judge | None = None,
 ) -> BuildReport:
     """Build the targets that are missing or out of date, and return how it went.
 
@@ -107,6 +111,7 @@ def build_engine(
     force : compile all targets again, and replace an engine of another checkpoint or precision
     keep_going : when a target fails, still write those that succeed; without it out_dir stays as it was
     workers : compilers side by side; None = as many as cores and memory allow
+    judge : says what the engine's precision costs, before anything is written; its errors fail the build
     raises BuildError when a target fails (after the others are written, with keep_going), and what
         engine_dir.replacing raises.
     """
@@ -125,7 +130,7 @@ def build_engine(
         tokenizer = _write_tokenizer(plan.checkpoint, work.path)
         todo = [(one, [t for t in plan.targets if one.label(t) not in kept]) for one in requests]
         reports = {name: one for name, one in read_targets(out).items() if name in kept}
-        if old is not None and _is_same(old, plan, keys, kept, lost, tokenizer):
+        if old is not None and judge is None and _is_same(old, plan, keys, kept, lost, tokenizer):
             work.keep_old()
             return _report(plan, out, start, reports, kept)
         entries = carry(kept, out, work)
@@ -144,7 +149,11 @@ def build_engine(
                     reports[name] = _built(result, entries[name])
         if failures and not any("/" not in name for name in entries):
             raise _summary(failures)
-        report = _report(plan, out, start, reports, kept)
+        evaluation = None
+        if judge is not None:
+            cpu = entries.get(CPU)
+            evaluation = judge(plan, None if cpu is None else work.path / cpu.files[0].path)
+        report = dataclasses.replace(_report(plan, out, start, reports, kept), evaluation=evaluation)
         _finish(plan, fingerprint, work, tokenizer, entries, report)
     if failures:
         raise _summary(failures)

@@ -1,4 +1,4 @@
-"""What a build tells people and CI: build_report.json."""
+"""What a build tells people and CI: build_report.json, and build_report.html."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import json
 import pathlib
 from typing import Any
+
+from .report_html import HTML_NAME, render
 
 REPORT_NAME = "build_report.json"
 LOG_TAIL_LINES = 20
@@ -39,6 +41,7 @@ class BuildReport:
     seconds : of the whole build, opening the checkpoint included
     targets : by name; "cpu/draft" is what drafts for "cpu"
     draft : the drafts' precision; None = there are none
+    evaluation : what the precision costs, where a gate asked for it (calibration/evaluate.py)
     """
 
     engine_dir: str
@@ -48,15 +51,21 @@ class BuildReport:
     seconds: float
     targets: dict[str, TargetReport]
     draft: str | None = None
+    evaluation: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if self.evaluation is None:
+            del values["evaluation"]
+        return values
 
     def write(self, directory: pathlib.Path) -> None:
-        """Write build_report.json."""
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        """Write build_report.json, and the same for people as build_report.html."""
+        values = self.to_json()
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         (directory / REPORT_NAME).write_text(text, encoding="utf-8")
+        (directory / HTML_NAME).write_text(render(values, self.evaluation), encoding="utf-8")
 
 
 def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:

@@ -11,7 +11,7 @@ import typer
 from ._output import BuildProgress, print_json, size_text
 
 if TYPE_CHECKING:
-    from ..builder.build import BuildPlan
+    from ..builder.build import BuildPlan, Judge
     from ..builder.build_report import BuildReport
 
 _LIMITS = "Limits (trtllm-build's names)"
@@ -72,6 +72,17 @@ def build(
     kv_cache_type: Annotated[
         str | None, typer.Option(help="Only 'paged' in this version.", rich_help_panel=_LIMITS)
     ] = None,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="What the precision may cost against the unquantized model, e.g. 'kl<=0.05,top1>=0.95' (see "
+            "plansmith eval); a build that costs more fails, and says which layers cost most."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="With --gate: the unquantized checkpoint. Default: as CHECKPOINT records."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compile again, and replace an engine of another model.")
     ] = False,
@@ -119,12 +130,53 @@ def build(
         return
     with BuildProgress(quiet=as_json) as progress:
         report = build_engine(
-            plan, output, force=force, keep_going=keep_going, workers=workers, progress=progress
+            plan,
+            output,
+            force=force,
+            keep_going=keep_going,
+            workers=workers,
+            progress=progress,
+            judge=_judge(plan, gate, against, progress),
         )
     if as_json:
         print_json(report.to_json())
     else:
         _print_report(report)
+
+
+def _judge(plan: BuildPlan, gate: str | None, against: Path | None, progress: BuildProgress) -> Judge | None:
+    """Return what holds a build to a gate; None without one. What is wrong with it is found here, before any work."""
+    if gate is None:
+        if against is not None:
+            raise typer.BadParameter("goes with --gate; give both", param_hint="--against")
+        return None
+    from ..builder.checkpoint import open_checkpoint
+    from ..calibration.eval_subject import original_of
+    from ..calibration.evaluate import check_comparable
+    from ..calibration.gate import Gate, gate_build
+
+    bounds = Gate.parse(gate)
+    longest = plan.limits.max_seq_len
+    if against is None:
+        original = original_of(plan.checkpoint, plan.recipe, longest)
+    else:
+        original = open_checkpoint(against, longest)
+    check_comparable(plan.checkpoint, original)
+
+    def judge(built: BuildPlan, cpu_plan: Path | None) -> dict[str, Any]:
+        recipe = built.recipe if cpu_plan is None else built.recipe.on_cpu()
+        report = gate_build(
+            bounds,
+            built.checkpoint,
+            recipe,
+            built.limits,
+            plan_path=cpu_plan,
+            against=original,
+            progress=progress,
+        )
+        return report.to_json()
+
+    return judge
 
 
 def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:

@@ -129,7 +129,7 @@ def _lengths(text: str | None) -> tuple[int, ...] | None:
 def _write_html(page: Path, path: Path, report: EvalReport) -> None:
     """Write the page: of an engine with how it was built, of a checkpoint the evaluation alone."""
     from ..builder.build_report import REPORT_NAME
-    from ..calibration.report_html import render
+    from ..builder.report_html import render
 
     built: dict[str, Any] | None = None
     try:

@@ -73,7 +73,7 @@ def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: P
         (("--kv_cache_type", "continuous"), "--kv_cache_type is 'continuous'"),
         (("--max_seq_len", 100000), "--max_seq_len is 100000, it must be between 2 and 256"),
         (("--target", "sm90"), "this version cannot build for sm90"),
-        (("--precision", "fp8"), "--precision 'fp8' is not known"),
+        (("--precision", "fp8"), "--precision fp8 needs calibrated scales"),
     ],
 )
 def test_refused_in_one_sentence(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from plansmith.builder.build_report import BuildReport, TargetReport
+from plansmith.builder.report_html import number, percent, render, size
+from plansmith.builder.report_plots import layer_bars
 from plansmith.calibration.evaluate import EvalReport, Quality
 from plansmith.calibration.gate import Gate
 from plansmith.calibration.greedy import GreedyAgreement
-from plansmith.calibration.report_html import number, percent, render, size
-from plansmith.calibration.report_plots import layer_bars
 from plansmith.calibration.sensitivity import LayerCost, Sensitivity
 from plansmith.calibration.tasks import TaskReport, TaskResult
 
