@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..builder.checkpoint import open_checkpoint
 from ..builder.checkpoint.hf_write import gguf_to_directory
 from ..builder.engine_dir import destination, replacing
+from ..builder.limits import make_limits
 from ..builder.machine import PeakMemory, peak_rss_bytes
+from ..builder.targets.registry import choose_precision, find_targets
 from ..runtime.errors import InvalidArgumentError
+from .gate import Gate, gate_build
 from .options import REPORT_NAME, QuantizeOptions, QuantizePlan, plan_quantization
 from .progress import Progress, Report
 from .recipes import DEFAULT_ALPHA, group_size_of, modelopt_config
@@ -40,14 +44,16 @@ def quantize_checkpoint(
     options: QuantizeOptions,
     *,
     force: bool = False,
+    gate: Gate | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Quantize a checkpoint into a new directory and return the report, which lies beside it as well.
 
     out : is there whole when this returns, and is as it was after any error, kill or interruption
     force : replace a quantized checkpoint of ours that is there
-    raises what plan_quantization and quantize_model raise, InvalidArgumentError for an `out` that cannot be,
-        OutOfMemoryError when the disk is full
+    gate : bounds on what the quantization may cost; nothing is written where one is broken
+    raises what plan_quantization and quantize_model raise, BuildError for a broken gate, InvalidArgumentError for an
+        `out` that cannot be, OutOfMemoryError when the disk is full
     """
     out = destination(Path(out), REPORT_NAME)
     if not force and out.is_dir() and any(out.iterdir()):
@@ -67,6 +73,9 @@ def quantize_checkpoint(
         with quiet(), explained():
             quant = simulated.save(work.path)
         facts = _report(plan, simulated, quant, work.path)
+        del simulated  # the model's memory, before the engine's
+        if gate is not None:
+            facts["evaluation"] = _judge(plan, work.path, gate, report)
         facts["seconds"] = round(time.monotonic() - began, 1)
         facts["peak_memory_bytes"] = peak_rss_bytes()  # inside: the report is part of what is swapped in
         text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
@@ -81,6 +90,15 @@ def _check_device(name: str) -> None:
             from .model import find_device
 
             find_device(name)
+
+
+def _judge(plan: QuantizePlan, written: Path, gate: Gate, report: Report | None) -> dict[str, Any]:
+    """Return the evaluation of what was written against its source; raises BuildError where the gate is broken."""
+    quantized = open_checkpoint(written)
+    recipe = choose_precision("auto", quantized, find_targets(["cpu"])).on_cpu()
+    limits = make_limits(quantized.spec.max_position_embeddings)
+    judged = gate_build(gate, quantized, recipe, limits, against=plan.checkpoint, progress=report)
+    return judged.to_json()
 
 
 def _check_place(source: Path, out: Path) -> None:

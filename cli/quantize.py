@@ -107,6 +107,13 @@ def quantize(
         ),
     ] = "auto",
     device: Annotated[str, typer.Option("--device", help="Where to calibrate: cpu or cuda.")] = "cpu",
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="What it may cost against the unquantized model, e.g. 'kl<=0.05,top1>=0.95' (see plansmith eval); "
+            "where it costs more nothing is written, and the layers that cost most are named."
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a quantized checkpoint that is there.")
     ] = False,
@@ -121,10 +128,12 @@ def quantize(
     """
     if (checkpoint is None) == (checkpoint_dir is None):
         raise typer.BadParameter("give one checkpoint, as CHECKPOINT or as --model-dir")
+    from ..calibration.gate import Gate
     from ..calibration.quantize import QuantizeOptions, quantize_checkpoint
 
     source = checkpoint or checkpoint_dir
     assert source is not None
+    bounds = None if gate is None else Gate.parse(gate)
     options = QuantizeOptions(
         recipe=recipe,
         kv_cache=kv_cache,
@@ -143,7 +152,7 @@ def quantize(
         auto_recipes=tuple(one.strip() for one in auto_recipes.split(",")) if auto_recipes else (),
     )
     with BuildProgress(quiet=as_json) as progress:
-        report = quantize_checkpoint(source, output, options, force=force, report=progress)
+        report = quantize_checkpoint(source, output, options, force=force, gate=bounds, report=progress)
     if as_json:
         print_json(report)
     else:

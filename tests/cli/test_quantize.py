@@ -91,3 +91,43 @@ def test_one_checkpoint(plansmith: Run, tiny_checkpoint: Tiny, tmp_path: Path) -
         assert done.status == 2 and "give one checkpoint" in done.err
     done = plansmith("quantize", tmp_path / "nowhere", "-o", tmp_path / "out")
     assert done.status == 1 and "does not exist" in done.err
+
+
+def test_a_gate_that_holds_is_reported_and_one_that_does_not_leaves_nothing(
+    plansmith: Run, tiny_checkpoint: Tiny, texts: Path, tmp_path: Path
+) -> None:
+    common = ("--recipe", "int8_wo", "--calib-data", texts, "--calib-size", 8, "--calib-length", 32)
+    source, out = tiny_checkpoint("llama"), tmp_path / "out"
+    broken = plansmith("quantize", source, "-o", out, *common, "--gate", "kl<=0")
+    assert broken.status == 1 and "the accuracy gate failed for int8_wo" in broken.err
+    assert "kl is" in broken.err and "layers." in broken.err  # which layers cost most
+    assert not out.exists() and [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+    held = plansmith("quantize", source, "-o", out, *common, "--gate", "kl<=0.1", "--json")
+    assert held.status == 0, held.err
+    verdict = json.loads(held.out)["evaluation"]["gate"]
+    assert verdict["passed"] and 0 < verdict["bounds"][0]["got"] <= 0.1
+
+
+def test_a_build_keeps_to_its_gate(
+    plansmith: Run, tiny_checkpoint: Tiny, texts: Path, tmp_path: Path
+) -> None:
+    source, quantized, engine = tiny_checkpoint("llama"), tmp_path / "quantized", tmp_path / "engine"
+    few = ("--calib-data", texts, "--calib-size", 8, "--calib-length", 32)
+    assert plansmith("quantize", source, "-o", quantized, "--recipe", "int8_wo", *few).status == 0
+    broken = plansmith("build", quantized, "-o", engine, "--gate", "top1>=1.1")
+    assert broken.status == 1 and "top1 is" in broken.err and not engine.exists()
+    assert plansmith("build", quantized, "-o", engine, "--gate", "kl<=0.1").status == 0
+    report = json.loads((engine / "build_report.json").read_text())
+    assert report["precision"] == "int8_wo" and report["evaluation"]["gate"]["passed"]
+    assert "kl" in (engine / "build_report.html").read_text()
+    # an engine that is there already is judged too, and stays when it fails
+    again = plansmith("build", quantized, "-o", engine, "--gate", "kl<=0")
+    assert again.status == 1 and json.loads((engine / "build_report.json").read_text()) == report
+
+
+def test_a_gate_on_a_precision_of_our_own(plansmith: Run, tiny_checkpoint: Tiny, tmp_path: Path) -> None:
+    source, engine = tiny_checkpoint("llama"), tmp_path / "engine"
+    assert plansmith("build", source, "-o", engine, "-p", "int4", "--gate", "kl<=0").status == 1
+    assert plansmith("build", source, "-o", engine, "-p", "int8", "--gate", "kl<=0.1").status == 0
+    nothing = plansmith("build", source, "-o", engine, "--against", source)
+    assert nothing.status == 2 and "--gate" in nothing.err
