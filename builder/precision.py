@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..runtime.errors import InvalidArgumentError
-from .scheme import FLOAT, ROW, KvFormat, Quantization, Scheme
+from .scheme import FLOAT, FP4_GROUP, ROW, KvFormat, Quantization, Scheme
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 
@@ -24,6 +24,8 @@ class Precision:
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
+    kv_format : of the KV pools where `quantization` is None; other than float of a draft alone, whose scales are those
+        of the checkpoint that it drafts for
     """
 
     name: str
@@ -33,6 +35,7 @@ class Precision:
     rounds_inputs: bool = False
     quantization: Quantization | None = None
     kept_float: tuple[str, ...] = ()
+    kv_format: KvFormat = "float"
 
     @property
     def is_quantized(self) -> bool:
@@ -42,12 +45,17 @@ class Precision:
     @property
     def kv(self) -> KvFormat:
         """What the KV pools hold."""
-        return "float" if self.quantization is None else self.quantization.kv
+        return self.kv_format if self.quantization is None else self.quantization.kv
 
     def scheme(self, name: str, in_features: int) -> Scheme:
-        """Return how the product `name` ("layers.0.q", "lm_head") of that many inputs is quantized."""
+        """Return how the product `name` ("layers.0.q", "lm_head") of that many inputs is quantized.
+
+        raises InvalidArgumentError where groups do not divide the inputs
+        """
         if self.quantization is not None:
-            return _schemes(self.quantization).get(name, FLOAT)
+            found = _schemes(self.quantization).get(name, FLOAT)
+            _check_groups(name, found, in_features)
+            return found
         bits = self.head_bits if name == "lm_head" else self.weight_bits
         if bits > 8 or name in self.kept_float:
             return FLOAT
@@ -99,6 +107,16 @@ RECIPES = (
 )
 
 
+def _check_groups(name: str, scheme: Scheme, in_features: int) -> None:
+    blocks = FP4_GROUP if "fp4" in (scheme.weight, scheme.input) else 1
+    for group in (scheme.weight_group, scheme.input_group, blocks):
+        if group > 0 and in_features % group:
+            raise InvalidArgumentError(
+                f"{name} has {in_features} inputs, which groups of {group} do not divide; quantize it with a group "
+                "size that does, or leave it float"
+            )
+
+
 @functools.lru_cache(maxsize=8)
 def _schemes(quantization: Quantization) -> Mapping[str, Scheme]:
     return dict(quantization.schemes)
@@ -129,6 +147,7 @@ def precision(name: str) -> Precision:
 def draft_precision(name: str, engine: Precision) -> Precision | None:
     """Return the recipe of a draft for an engine; None for "none".
 
+    Its KV pools are the engine's in kind: float ones would take most of a budget that both share.
     raises InvalidArgumentError for one that is not known, or no smaller than the engine's own and so no faster
     """
     if name == "none":
@@ -148,7 +167,7 @@ def draft_precision(name: str, engine: Precision) -> Precision | None:
                 else "none, and a smaller model's engine as --draft where this one runs"
             )
         )
-    return found
+    return dataclasses.replace(found, kv_format=engine.kv)
 
 
 def int4_group_size(in_features: int) -> int:

@@ -14,6 +14,7 @@ from .compressed_tensors_args import Args, describe, empty, read_args
 from .compressed_tensors_layers import FORMATS, Group, read_layer
 from .fields import finish, names, quant_fields
 from .module import Layer, Module
+from .patterns import compile_pattern
 from .reader import Reader
 
 _HARMLESS = ("quantization_status", "global_compression_ratio", "version", "run_compressed")
@@ -134,9 +135,9 @@ def _target(config: Config, text: str) -> _Target:
     if not text.startswith("re:"):
         return _Target(text, None)
     try:
-        return _Target(text, re.compile(text[3:]))
-    except re.error as e:
-        raise config.error(f"has {text!r}, which is no regular expression ({e}); correct it") from e
+        return _Target(text, compile_pattern(text[3:]))
+    except ValueError as e:
+        raise config.error(f"has {text[:80]!r}, {e}") from e
 
 
 def _kv(config: Config) -> KvFormat:

@@ -24,6 +24,7 @@ class Args:
     group : of strategies group and tensor_group, else 0
     block : of strategy block
     dynamic : whether the scales are of the values themselves; local: those of the groups are
+    order : what is said of groups that are not of neighbours, "" where they are
     """
 
     bits: int
@@ -33,6 +34,7 @@ class Args:
     group: int
     block: tuple[int, int] | None
     dynamic: Dynamic
+    order: str = ""
 
 
 def read_args(data: Any, where: str) -> Args | None:
@@ -57,6 +59,8 @@ def read_args(data: Any, where: str) -> Args | None:
         group=max(group, 0) if strategy in ("group", "tensor_group") else 0,
         block=block,
         dynamic=_dynamic(config),
+        # "weight" and its other name "static" order the search alone: the groups that are stored are of neighbours
+        order=f"actorder {actorder}" if actorder in ("group", "dynamic") else "",
     )
     if strategy in ("group", "tensor_group") and not found.group:
         raise config.error(f"strategy is {strategy!r} without a group_size; the file is damaged")

@@ -39,6 +39,7 @@ def read_layer(m: Module, group: Group) -> Layer:
     if kind not in readers or (kind == (True, 4)) != (group.format == "nvfp4-pack-quantized"):
         raise _unsupported(m, group)
     layer = readers[kind](m, group)
+    check_order(m, "weight_g_idx", group.weights.group or m.columns, group.weights.order)
     m.drop("weight_zero_point", 0, "the config says symmetric true") if group.weights.symmetric else None
     m.drop("input_zero_point", 0, "inputs with zero points are not supported")
     return layer
@@ -83,7 +84,6 @@ def _int8(m: Module, group: Group) -> Layer:
         raise _unsupported(m, group)
     granularity, scale = _scale(m, args)
     codes = _packed(m, 8) if group.format == "pack-quantized" else m.take("weight", I8, (m.rows, m.columns))
-    _check_group_order(m, args)
     inputs, read_input = _input(m, group)
     scheme = dataclasses.replace(inputs, weight="int8", weight_group=granularity)
     if granularity == WHOLE:  # one scale a row says the same, and is what targets have
@@ -111,7 +111,6 @@ def _int4(m: Module, group: Group) -> Layer:
     count = m.groups(held)
     shapes = [(m.rows, count)] if args.group else [(m.rows, 1), (m.rows,)]
     stored, codes = m.scales("weight_scale", *shapes), _packed(m, 4)
-    _check_group_order(m, args)
     inputs, read_input = _input(m, group)
     scheme = dataclasses.replace(inputs, weight="int4", weight_group=held, zero_points=not args.symmetric)
 
@@ -199,10 +198,6 @@ def _packed(m: Module, bits: int) -> Read:
     return read
 
 
-def _check_group_order(m: Module, args: Args) -> None:
-    check_order(m, "weight_g_idx", args.group or m.columns)
-
-
 def _input(m: Module, group: Group) -> tuple[Scheme, Callable[[], QuantizedInput]]:
     """Return a scheme whose input is what the group says, and the reader of what was calibrated for it."""
     args = group.inputs
@@ -212,6 +207,8 @@ def _input(m: Module, group: Group) -> tuple[Scheme, Callable[[], QuantizedInput
         raise _unsupported(m, group)
     kind = "fp8" if args.is_float else "int8"
     if args.dynamic == "dynamic" and args.strategy in ("token", "group"):
+        if args.group:
+            m.groups(args.group)
         return Scheme(input=kind, input_group=args.group or ROW), QuantizedInput  # type: ignore[arg-type]
     if args.dynamic == "static" and args.strategy == "tensor":
         number = m.number("input_scale")

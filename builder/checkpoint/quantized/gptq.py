@@ -25,15 +25,19 @@ class GptqReader:
     """Reader of GPTQ checkpoints.
 
     zero_offset : what is added to a stored zero point: 1 in version 1, 0 in version 2
+    order : what the config says of the order of inputs, "" where they are in plain order
     """
 
     kv: KvFormat = "float"
     kv_names = ("", "")
     needs_kv_scales = False
 
-    def __init__(self, producer: str, bits: int, group: int, symmetric: bool, zero_offset: int) -> None:
+    def __init__(
+        self, producer: str, bits: int, group: int, symmetric: bool, zero_offset: int, order: str
+    ) -> None:
         self.producer = producer
         self._bits, self._group, self._symmetric, self._offset = bits, group, symmetric, zero_offset
+        self._order = order
 
     def layer(self, module: Module) -> Layer | None:
         """Return how a layer is stored; see Reader."""
@@ -51,7 +55,7 @@ class GptqReader:
         weight = module.take("qweight", I32, (k // per_word, n))
         scale = module.scales("scales", (count, n))
         zeros = self._zeros(module, count)
-        check_order(module, "g_idx", group)
+        check_order(module, "g_idx", group, self._order)
         module.drop_zero_bias()
         scheme = self._scheme(group, k)
 
@@ -109,7 +113,7 @@ def read_gptq(data: Mapping[str, Any], where: str) -> Reader:
         raise config.error(
             "sym is false with 8 bits, zero points are read with 4 bits alone; quantize it with sym"
         )
-    config.use("desc_act")  # what matters is the order itself, g_idx
+    order = "desc_act true" if flag(config, "desc_act", False) else ""
     _no_marlin(config)
     _no_overrides(config)
     version = first_name(config, ("checkpoint_format", "format"), "gptq")
@@ -121,7 +125,7 @@ def read_gptq(data: Mapping[str, Any], where: str) -> Reader:
     check_pack_dtype(config)
     producer = _producer(config)
     finish(config)
-    return GptqReader(producer, bits, group, symmetric, 1 if version == "gptq" else 0)
+    return GptqReader(producer, bits, group, symmetric, 1 if version == "gptq" else 0, order)
 
 
 def _no_marlin(config: Config) -> None:

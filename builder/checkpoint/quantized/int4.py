@@ -25,9 +25,17 @@ def spread(groups: Array, count: int) -> Array:
     return np.repeat(groups, count // groups.shape[1], axis=1) if groups.shape[1] != count else groups
 
 
-def check_order(module: Module, leaf: str, group: int) -> None:
-    """Check g_idx, which group each input belongs to: only neighbours in order can be read."""
+def check_order(module: Module, leaf: str, group: int, needed_by: str = "") -> None:
+    """Check g_idx, which group each input belongs to: only neighbours in order can be read.
+
+    needed_by : what the config says that reorders inputs, "" for nothing; one group of all has no order
+    """
     if not module.has(leaf):
+        if needed_by and group < module.columns:
+            raise module.error(
+                f"has no {leaf!r}, and the config says {needed_by}: which group an input belongs to is not known then; "
+                "download the checkpoint again, or quantize it with desc_act false (actorder null or weight)"
+            )
         return
     order = module.take(leaf, I32, (module.columns,))()
     if not np.array_equal(order, np.arange(module.columns) // group):

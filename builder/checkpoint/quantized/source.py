@@ -10,12 +10,13 @@ import numpy as np
 
 from ....runtime.errors import CheckpointError
 from ...mapped import release_pages
-from ...scheme import Quantization, QuantizedInput, QuantizedWeight
+from ...scheme import FP8_MAX, Quantization, QuantizedInput, QuantizedWeight
 from ...spec import DecoderSpec, weight_shapes
 from ..families import Family, Part
 from ..weights import Array, MappedWeights, TensorStore
 from .dequantize import dequantize, slice_rows
 from .module import FLOATS, Layer, Module, RawStore
+from .ranges import input_fault, number_fault, weight_fault
 from .reader import Reader
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down", "lm_head")
@@ -79,15 +80,25 @@ class QuantizedWeights(MappedWeights):
     def quantized(self, name: str) -> QuantizedWeight:
         """Return a weight's stored form by its canonical name with ".weight"; KeyError for one that is float.
 
-        raises CheckpointError for scales that are negative or not finite, and codes that are NaN
+        raises CheckpointError for codes that are NaN, and scales that are negative or not finite, or whose products
+        with codes are not, or vanish
         """
-        weight = self._layers[name].read()
+        layer = self._layers[name]
+        weight, factors = layer.read(), layer.read_input().pre_scale
+        largest = 1.0 if factors is None else float(factors.max(initial=1.0))
+        self._check(name, weight_fault(weight, layer.scheme, largest))
         rows = self._parts[name].rows
         return weight if rows is None else slice_rows(weight, *rows)
 
     def quantized_input(self, name: str) -> QuantizedInput:
-        """Return what was calibrated for the input of a quantized weight; KeyError for one that is float."""
-        return self._layers[name].read_input()
+        """Return what was calibrated for the input of a quantized weight; KeyError for one that is float.
+
+        raises CheckpointError for numbers that are not positive, or that float32 does not hold once they are multiplied
+        """
+        layer = self._layers[name]
+        found = layer.read_input()
+        self._check(name, input_fault(found, layer.scheme))
+        return found
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
         """Return the scales of a layer's K and V, 1 where the checkpoint has none and its format allows that."""
@@ -98,11 +109,19 @@ class QuantizedWeights(MappedWeights):
         if name is None:
             return 1.0
         value = float(self._raw.raw(name).astype(np.float32).reshape(()))
-        if not np.isfinite(value) or value <= 0.0:
+        fault = number_fault(value, FP8_MAX)
+        if fault is not None:
             raise CheckpointError(
-                f"{self._raw.where}: tensor {name!r} is {value}, wanted a positive number; the checkpoint is damaged"
+                f"{self._raw.where}: tensor {name!r} {fault}; the checkpoint is damaged: get it again"
             )
         return value
+
+    def _check(self, name: str, fault: str | None) -> None:
+        if fault is not None:
+            raise CheckpointError(
+                f"{self._raw.where}: layer {_module_of(self._parts[name])!r} cannot be held in float32: {fault}; the "
+                "checkpoint is damaged: get it again"
+            )
 
 
 def _linears(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

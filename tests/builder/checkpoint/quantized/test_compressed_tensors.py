@@ -143,6 +143,52 @@ def test_order_of_inputs(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
+@pytest.mark.parametrize("name", ["w4a16", "w4a16_zeros", "w8a16_group", "nvfp4a16"])
+@pytest.mark.parametrize("order", ["group", "dynamic"])
+def test_an_order_that_is_not_told_is_refused(name: str, order: str, tmp_path: Path) -> None:
+    path, plain = make_compressed(name, tmp_path / "m")
+    edit_json(path / "config.json", lambda data: _weights(actorder=order)(data["quantization_config"]))
+    with pytest.raises(CheckpointError, match=rf"q_proj.*no 'weight_g_idx'.*actorder {order}"):
+        open_checkpoint(path)
+    group = 16 if name == "nvfp4a16" else 32
+
+    def tell(tensors: dict[str, Any]) -> None:
+        for module in plain:
+            inputs = 96 if "down" in module else 128 if "o_proj" in module else 64
+            tensors[f"{module}.weight_g_idx"] = np.arange(inputs, dtype=np.int32) // group
+
+    rewrite(path, tell)
+    np.testing.assert_allclose(open_checkpoint(path).weights.get("layers.0.q.weight"), plain[Q], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["w4a16_channel", "w8a16"])
+def test_one_group_has_no_order(name: str, tmp_path: Path) -> None:
+    path, plain = make_compressed(name, tmp_path / "m")
+    edit_json(path / "config.json", lambda data: _weights(actorder="group")(data["quantization_config"]))
+    np.testing.assert_allclose(open_checkpoint(path).weights.get("layers.0.q.weight"), plain[Q], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fp8_block", "fp8_channel", "int8_dynamic", "w4a16", "w8a16_group"])
+def test_groups_of_inputs_that_do_not_divide(name: str, tmp_path: Path) -> None:
+    path, _ = make_compressed(name, tmp_path / "m")
+    kind = FP8 if "fp8" in name else INT8
+    inputs = {**kind, "strategy": "group", "group_size": 48, "dynamic": True}
+    edit_json(
+        path / "config.json",
+        lambda data: data["quantization_config"]["config_groups"]["group_0"].update(input_activations=inputs),
+    )
+    with pytest.raises(
+        CheckpointError, match=r"layer '.*q_proj'.*64 inputs, which groups of 48 do not divide"
+    ):
+        open_checkpoint(path)
+
+
+def test_a_pattern_that_would_not_end(tmp_path: Path) -> None:
+    path, _ = make_compressed("w4a16", tmp_path / "m", ignore=[r"re:(\w*\.*)*(\w*\.*)*!"])
+    with pytest.raises(CheckpointError, match=r"config.json.*re:.*may take hours to match"):
+        open_checkpoint(path)
+
+
 def test_the_older_name_of_the_config(tmp_path: Path) -> None:
     path, _ = make_compressed("w4a16", tmp_path / "m")
 

@@ -13,6 +13,11 @@ from plansmith.runtime.errors import CheckpointError
 from tiny_packing import make_gptq
 from tiny_quantized import edit_json, rewrite
 
+
+def void(_: object) -> None:
+    """Drop a result."""
+
+
 Q = "model.layers.0.self_attn.q_proj"
 
 
@@ -78,6 +83,24 @@ def test_an_order_of_its_own_is_refused(tmp_path: Path) -> None:
     rewrite(path, lambda tensors: tensors.update({f"{Q}.g_idx": order}))
     with pytest.raises(CheckpointError, match=r"q_proj.*g_idx.*desc_act false"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("change", [{}, {"bits": 8}])
+def test_an_order_that_is_not_told_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    zero = 1 << (change.get("bits", 4) - 1)
+    path, _ = make_gptq(tmp_path / "m", change={"desc_act": True, **change}, zero=zero)
+    rewrite(path, lambda tensors: void(tensors.pop(f"{Q}.g_idx")))
+    with pytest.raises(CheckpointError, match=r"q_proj.*no 'g_idx'.*desc_act true"):
+        open_checkpoint(path)
+    # Where one group has all inputs, or nothing was reordered, there is nothing to tell.
+    edit_json(path / "config.json", lambda data: data["quantization_config"].update(desc_act=False))
+    open_checkpoint(path)
+    path, weights = make_gptq(
+        tmp_path / "one", change={"desc_act": True, "group_size": -1, **change}, zero=zero
+    )
+    rewrite(path, lambda tensors: void(tensors.pop(f"{Q}.g_idx")))
+    plain = open_checkpoint(path).weights.get("layers.0.q.weight")
+    np.testing.assert_array_equal(plain, weights[Q].plain)
 
 
 @pytest.mark.parametrize(
