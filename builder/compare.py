@@ -25,15 +25,12 @@ class Threshold:
 # With the reference only the order of additions differs. With transformers the precision shows; what that does to a
 # model is the model's matter, so of int8 and int4 these bounds find only what is broken.
 _SAME = Threshold(max_diff=2e-3, mean_kl=1e-5)
-THRESHOLDS: dict[tuple[str, str], Threshold] = {
-    ("reference", "fp32"): _SAME,
-    ("reference", "fp16"): _SAME,
-    ("reference", "bf16"): _SAME,
-    ("transformers", "fp32"): _SAME,
-    ("transformers", "fp16"): Threshold(mean_kl=1e-3, top1=0.97),
-    ("transformers", "bf16"): Threshold(mean_kl=5e-3, top1=0.93),
-    ("transformers", "int8"): Threshold(mean_kl=0.1, top1=0.7),
-    ("transformers", "int4"): Threshold(mean_kl=2.0),
+_TRANSFORMERS = {
+    "fp32": _SAME,
+    "fp16": Threshold(mean_kl=1e-3, top1=0.97),
+    "bf16": Threshold(mean_kl=5e-3, top1=0.93),
+    "int8": Threshold(mean_kl=0.1, top1=0.7),
+    "int4": Threshold(mean_kl=2.0),
 }
 
 
@@ -106,12 +103,17 @@ def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
 
 
 def threshold_of(subject: str, referee: str, recipe: Precision, noise: Tally | None) -> Threshold:
-    """Return what a comparison must keep.
+    """Return what a comparison must keep; of ("reference", "unrounded"), which measures the noise, nothing.
+
+    noise : of reference against unrounded; None where the recipe rounds nothing that a step computes
 
     Rounding is chaotic: a value between two steps that goes the other way moves others, and after some layers two
     correct runs round independently. So where activations are rounded the bound is the size of that noise, measured
     on the reference itself; on a few layers the two still agree a hundred times closer.
     """
-    if (subject, referee) == ("cpu", "reference") and noise is not None:
-        return Threshold(mean_kl=1e-3 + 2 * noise.mean_kl, top1=max(0.0, 0.98 - 2 * (1 - noise.top1)))
-    return THRESHOLDS.get((referee, recipe.name), Threshold())
+    if referee == "reference":
+        if recipe == recipe.without_rounding():
+            return _SAME
+        if noise is not None:
+            return Threshold(mean_kl=1e-3 + 2 * noise.mean_kl, top1=max(0.0, 0.98 - 2 * (1 - noise.top1)))
+    return _TRANSFORMERS.get(recipe.name, Threshold()) if referee == "transformers" else Threshold()

@@ -74,14 +74,16 @@ class Precision:
         return dataclasses.replace(self, rounds_inputs=self.quantization is None and self.is_quantized)
 
     def without_rounding(self) -> Precision:
-        """Return the same weights with every input as it is."""
+        """Return the same weights with every input and the KV cache as they are."""
         if self.quantization is None:
             return dataclasses.replace(self, rounds_inputs=False)
         plain = tuple(
             (name, dataclasses.replace(one, input="float", input_group=Scheme.input_group))
             for name, one in self.quantization.schemes
         )
-        return dataclasses.replace(self, quantization=dataclasses.replace(self.quantization, schemes=plain))
+        return dataclasses.replace(
+            self, quantization=dataclasses.replace(self.quantization, schemes=plain, kv="float")
+        )
 
 
 PRECISIONS = {

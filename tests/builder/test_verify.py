@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plansmith.builder.precision import precision
-from plansmith.builder.targets.cpu import read_plan
+from plansmith.builder.graph import build_graph
+from plansmith.builder.limits import make_limits
+from plansmith.builder.precision import of_checkpoint, precision
+from plansmith.builder.scheme import KvFormat, Quantization, Scheme
+from plansmith.builder.spec import DecoderSpec
+from plansmith.builder.targets.cpu import compile_plan, read_plan
 from plansmith.builder.verify import verify
 from plansmith.builder.verify_subject import Subject, open_subject
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
+from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
 from tiny_engines import build_tiny
+from tiny_models import VOCAB_SIZE, write_tokenizer
 
 GetCheckpoint = Callable[[str], pathlib.Path]
 SMALL: dict[str, Any] = {"num_sequences": 4, "max_length": 40}
@@ -39,6 +45,67 @@ def test_a_right_engine_passes(tiny_checkpoint: GetCheckpoint, name: str) -> Non
     assert kinds(report) == {("cpu", "reference")} | (
         {("reference", "unrounded")} if name.startswith("int") else set()
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class InMemory:
+    """As much of a checkpoint as verify looks at, over random weights of a scheme."""
+
+    spec: DecoderSpec
+    weights: RandomQuantizedWeights
+    quantization: Quantization
+    path: pathlib.Path
+
+    def tokenizer_files(self) -> dict[str, pathlib.Path]:
+        return {"tokenizer.json": self.path / "tokenizer.json"}
+
+
+def subject_of(scheme: Scheme, path: pathlib.Path, kv: KvFormat = "float") -> Subject:
+    spec = quantized_spec(num_layers=2, vocab_size=VOCAB_SIZE, max_position_embeddings=64)
+    held = quantization(spec, scheme, kv=kv, name="some_new_recipe")
+    write_tokenizer(path)
+    checkpoint: Any = InMemory(spec, RandomQuantizedWeights(spec, held), held, path)
+    limits = make_limits(64, max_batch_size=4, max_num_tokens=24, max_seq_len=64, tokens_per_block=8)
+    recipe = of_checkpoint(held, "float16").on_cpu()
+    model = build_graph(spec, checkpoint.weights, recipe, limits)
+    compile_plan(model, spec, limits, path / "model.plan")
+    return Subject(checkpoint, recipe, limits, path / "model.plan")
+
+
+CASES: list[tuple[str, KvFormat]] = [
+    *((name, "float") for name in SCHEMES),
+    ("int8_wo", "fp8"),
+    ("int8_static", "int8"),
+]
+
+
+@pytest.mark.parametrize(("name", "kv"), CASES)
+def test_every_scheme_has_a_verdict(name: str, kv: KvFormat, tmp_path: pathlib.Path) -> None:
+    subject = subject_of(SCHEMES[name], tmp_path, kv)
+    first, *rest = verify(subject, num_sequences=3, max_length=24).comparisons
+    assert (first.subject, first.referee) == ("cpu", "reference") and first.passed, first
+    if SCHEMES[name].input == "float" and kv == "float":
+        # Nothing is rounded on the way, so only the order of additions differs, as at fp32.
+        assert first.threshold.max_diff < 1e-2 and rest == []
+        return
+    # The bound is the noise of a deep model's rounding; two layers have no room for it.
+    assert np.isfinite(first.threshold.mean_kl) and first.mean_kl < 1e-3
+    assert [(one.subject, one.referee) for one in rest] == [("reference", "unrounded")]
+    assert rest[0].mean_kl > 0
+
+
+@pytest.mark.parametrize(("name", "kv"), [("int8_wo", "float"), ("int4_awq", "float"), ("int8_wo", "fp8")])
+def test_a_wrong_weight_of_a_quantized_checkpoint_fails(
+    name: str, kv: KvFormat, tmp_path: pathlib.Path
+) -> None:
+    subject = subject_of(SCHEMES[name], tmp_path, kv)
+    data = bytearray(subject.plan.read_bytes())
+    one = next(t for t in read_plan(subject.plan).tensors if t.name == "layers.1.o.weight")
+    values = np.ascontiguousarray(one.data).reshape(-1)
+    at = data.find(values.tobytes())
+    data[at : at + values.nbytes] = values[::-1].tobytes()
+    subject.plan.write_bytes(bytes(data))
+    assert not verify(subject, num_sequences=3, max_length=24).passed
 
 
 def test_with_transformers(tiny_checkpoint: GetCheckpoint) -> None:

@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 import torch
 from plansmith.builder.checkpoint import open_checkpoint
+from plansmith.builder.precision import PRECISIONS
+from plansmith.builder.precision import RECIPES as NAMED
 from plansmith.calibration.layers import Layer, check_groups, choose_layers, linear_layers
 from plansmith.calibration.options import QuantizeOptions, plan_quantization
 from plansmith.calibration.recipes import RECIPES, check_layers, find_recipe, group_size_of, modelopt_config
 from plansmith.runtime.errors import InvalidArgumentError, UnsupportedError
 
 Tiny = Callable[[str], Path]
+
+
+def test_builds_name_the_recipes_that_there_are() -> None:
+    """The builder, which imports nothing of calibration, names them a second time."""
+    assert set(NAMED) == set(RECIPES)
+    assert len(NAMED) == len(set(NAMED))
+    assert set(NAMED) & set(PRECISIONS) == set()  # of one name, --precision would be two things
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])
@@ -143,6 +152,10 @@ def test_names() -> None:
         ({"device": "tpu"}, "--device is 'tpu'"),
         ({"auto_recipes": ("fp8",)}, "goes with --auto-bits"),
         ({"auto_bits": 3.0}, "must be 4 to 16"),
+        ({"auto_bits": 8.0, "recipe": "int4_awq"}, "as --auto-recipes"),
+        ({"auto_bits": 9.0, "auto_recipes": ("fp8", "int8_sq"), "group_size": 32}, "--auto-recipes has none"),
+        ({"auto_bits": 9.0, "calib_length": 1}, "give 2 or more"),
+        ({"seed": 2**64}, "must fit in 64 bits"),
         ({"auto_bits": 6.0, "auto_recipes": ("fp8",)}, "must be 8 to 16"),
         ({"recipe": "int4_awq", "exclude": ("*q_proj",)}, "exclude all of them"),
         ({"calib_data": "cnn_dailymail"}, "is a data set of the network"),
