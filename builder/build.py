@@ -18,16 +18,15 @@ from .checkpoint.tokenizer_check import check_tokenizer_opens
 from .compile import (
     Compiled,
     CompileRequest,
-    Progress,
     clear_failure_logs,
     compile_targets,
     needed_bytes,
-    no_progress,
 )
-from .engine_dir import Work, describe_file, destination, replacing
+from .engine_dir import Work, check_source_stays, describe_file, destination, replacing
 from .engine_manifest import limits_entry, make_manifest, target_entry
 from .limits import Limits, make_limits
 from .precision import Precision, draft_precision
+from .progress import Progress, no_progress
 from .reuse import carry, join, old_manifest, reusable
 from .targets.registry import CPU, Target, check_target, choose_precision, find_targets
 
@@ -117,6 +116,7 @@ def build_engine(
     """
     start = time.monotonic()
     out = destination(pathlib.Path(out_dir))
+    check_source_stays(plan.checkpoint.path, out)
     progress("checkpoint", "hashing", 0, 0)
     fingerprint = plan.checkpoint.fingerprint()
     failures: dict[str, Error] = {}

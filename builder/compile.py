@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -16,10 +17,8 @@ from .graph import build_graph, weight_bytes
 from .limits import Limits
 from .machine import PeakMemory
 from .precision import Precision
+from .progress import Progress, no_progress
 from .targets.registry import Target, compiler_version, compute_dtype, recipe_for, target_names
-
-Progress = Callable[[str, str, int, int], None]
-"""Called as (target, phase, done, in all); in all is 0 where it is not known. May come from another thread."""
 
 # Room for what is no weight: tables, the graph itself, logs, the tokenizer.
 _SLACK_BYTES = 8 << 20
@@ -32,10 +31,6 @@ DRAFT = "draft"
 def piece_name(target: str, *, is_draft: bool) -> str:
     """Return the name of a target's plan, or of its draft's: "cpu", "cpu/draft"."""
     return f"{target}/{DRAFT}" if is_draft else target
-
-
-def no_progress(target: str, phase: str, done: int, total: int) -> None:
-    """Tell nobody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +234,10 @@ def _plain_names(sizes: Mapping[str, int]) -> dict[str, int]:
         "f4": "float4_e2m1",
         "float4e2m1": "float4_e2m1",
     }
-    return dict(sorted((names.get(name, name), size) for name, size in sizes.items()))
+    plain: collections.Counter[str] = collections.Counter()
+    for name, size in sizes.items():  # signed and unsigned int4 are one type here
+        plain[names.get(name, name)] += size
+    return dict(sorted(plain.items()))
 
 
 def needed_bytes(request: CompileRequest, targets: Sequence[Target]) -> int:

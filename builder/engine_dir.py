@@ -120,6 +120,16 @@ def destination(out_dir: pathlib.Path, marker: str = MANIFEST_NAME) -> pathlib.P
     return out_dir
 
 
+def check_source_stays(source: pathlib.Path, out_dir: pathlib.Path) -> None:
+    """Raise InvalidArgumentError when replacing out_dir would delete the checkpoint that is read."""
+    resolved, replaced = source.resolve(), out_dir.resolve()
+    if replaced == resolved or replaced in resolved.parents:
+        raise InvalidArgumentError(
+            f"{out_dir} is replaced as a whole, and the checkpoint {source} lies in it; give another -o, or move the "
+            "checkpoint out"
+        )
+
+
 def _check_destination(out_dir: pathlib.Path, marker: str) -> None:
     if out_dir.is_symlink():
         raise InvalidArgumentError(f"{out_dir} is a symbolic link that leads to itself; give another -o")

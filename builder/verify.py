@@ -25,14 +25,12 @@ from .checkpoint import Checkpoint
 from .compare import Comparison, Logits, Tally, threshold_of
 from .graph import build_graph
 from .limits import Limits
+from .progress import Progress, no_progress
 from .prompts import make_sequences
 from .verify_subject import Subject
 
 REFEREES = ("reference", "transformers")
 VERIFY = "verify"  # what progress is told of, where a build names a target
-
-# what, phase, done, total (0 where it is not known)
-Progress = Callable[[str, str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +62,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _tell_nobody(what: str, phase: str, done: int, total: int) -> None:
-    pass
-
-
 class _Session(Protocol):
     def step(self, batch: StepBatch) -> Logits:
         """Return the logits of a step."""
@@ -90,7 +84,7 @@ def verify(
     progress : told what is done, on this thread
     raises UnsupportedError when onnxruntime or transformers is needed and not installed.
     """
-    tell = progress or _tell_nobody
+    tell = progress or no_progress
     sequences = make_sequences(
         subject.checkpoint, num_sequences, min(max_length, subject.limits.max_seq_len), seed
     )

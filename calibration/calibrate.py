@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -147,6 +148,22 @@ def mean_loss(scores: torch.Tensor, ids: torch.Tensor) -> float:
     """Return the mean negative log-probability of the tokens that follow, in nats."""
     flat = scores[:, :-1].flatten(0, 1)
     return float(torch.nn.functional.cross_entropy(flat, ids[:, 1:].flatten()))
+
+
+def judge_samples(model: Any, batch: torch.Tensor, vocab_size: int, facts: dict[str, Any]) -> None:
+    """Note where the model predicts texts (B, L) no better than chance: the tokenizer may be another model's.
+
+    facts : gets "calibration_loss", and the note in "notes"
+    """
+    if batch.shape[1] < 2:
+        return
+    loss, chance = mean_loss(logits(model, batch), batch), math.log(vocab_size)
+    facts["calibration_loss"] = loss
+    if loss > chance:
+        facts["notes"].append(
+            f"the unquantized model predicts the calibration texts no better than chance (loss {loss:.1f} nats a "
+            f"token, chance is {chance:.1f}): is the tokenizer this model's own?"
+        )
 
 
 def check_weights(model: Any, layers: Sequence[str]) -> None:

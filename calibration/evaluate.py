@@ -8,31 +8,27 @@ engine) of the next-token distributions, in nats; top-1 is how often both have t
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..builder.checkpoint import Checkpoint
 from ..builder.limits import Limits
 from ..builder.precision import Precision, precision
+from ..builder.progress import Progress, no_progress
 from ..runtime.errors import InvalidArgumentError
 from ..runtime.tokenizer import Tokenizer
 from .eval_text import EvalText, read_text, tokenizer_of, windows
 from .greedy import GreedyAgreement, greedy_agreement
-from .scoring import PlanRunner, TokenRun, compile_cpu, kl_divergence, log_softmax, row_slices
+from .quality import Quality, Tally, joined
+from .scoring import PlanRunner, TokenRun, compile_cpu
 from .tasks import TaskReport, run_tasks
 
 EVAL = "eval"  # what progress is told of, where a build names a target
 DEFAULT_CONTEXTS = (128, 1024)
-
-# what, phase, done, total (0 where it is not known)
-Progress = Callable[[str, str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,26 +49,6 @@ class EvalOptions:
     tasks: bool = False
     greedy_tokens: int = 32
     num_threads: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Quality:
-    """How close two models are over `tokens` scored tokens; KL in nats.
-
-    context : tokens of a window; 0 = windows of every length together
-    kl_error : standard error of the mean KL, tokens taken as independent
-    """
-
-    context: int
-    windows: int
-    tokens: int
-    ppl: float
-    ppl_reference: float
-    kl: float
-    kl_error: float
-    kl_p99: float
-    kl_max: float
-    top1: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +100,7 @@ def evaluate_plan(
     raises InvalidArgumentError when the two do not belong together (vocabulary, tokenizer), or the text is empty or
         shorter than a context; ExecutorError when logits are not finite
     """
-    options, tell, start = options or EvalOptions(), progress or _tell_nobody, time.monotonic()
+    options, tell, start = options or EvalOptions(), progress or no_progress, time.monotonic()
     tokenizer = check_comparable(checkpoint, against)
     text = read_text(options.text)
     cut = _cut(text, tokenizer, options, limits)
@@ -155,7 +131,7 @@ def evaluate_plan(
         text=text.name,
         text_tokens=cut.num_tokens,
         contexts=contexts,
-        overall=_joined(tallies).quality(0, sum(one.windows for one in contexts)),
+        overall=joined(tallies).quality(0, sum(one.windows for one in contexts)),
         seconds=round(time.monotonic() - start, 3),
         greedy=greedy,
         tasks=tasks,
@@ -230,56 +206,6 @@ def _prompts(cut: _Cut) -> list[tuple[int, ...]]:
     return [row[: max(1, length // 2)] for row in chosen]
 
 
-class Tally:
-    """Differences of two models, a number a scored token."""
-
-    def __init__(self) -> None:
-        self.nll: list[npt.NDArray[np.float64]] = []
-        self.nll_reference: list[npt.NDArray[np.float64]] = []
-        self.kl: list[npt.NDArray[np.float64]] = []
-        self.agree: list[npt.NDArray[np.bool_]] = []
-
-    def add(self, logits: npt.NDArray[Any], reference: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
-        """Compare (n, V) logits; targets (n,) are the tokens that really came next."""
-        for part in row_slices(logits):
-            q, p = log_softmax(logits[part]), log_softmax(reference[part])
-            rows = np.arange(len(q))
-            self.nll.append(-q[rows, targets[part]])
-            self.nll_reference.append(-p[rows, targets[part]])
-            self.kl.append(kl_divergence(p, q))
-            self.agree.append(q.argmax(axis=1) == p.argmax(axis=1))
-
-    def quality(self, context: int, num_windows: int) -> Quality:
-        """Return what was gathered."""
-        kl = np.concatenate(self.kl)
-        return Quality(
-            context=context,
-            windows=num_windows,
-            tokens=kl.size,
-            ppl=_exp(float(np.concatenate(self.nll).mean())),
-            ppl_reference=_exp(float(np.concatenate(self.nll_reference).mean())),
-            kl=float(kl.mean()),
-            kl_error=float(kl.std() / math.sqrt(kl.size)),
-            kl_p99=float(np.quantile(kl, 0.99)),
-            kl_max=float(kl.max()),
-            top1=float(np.concatenate(self.agree).mean()),
-        )
-
-
-def _exp(mean_nll: float) -> float:
-    return math.exp(min(mean_nll, 700.0))
-
-
-def _joined(tallies: Sequence[Tally]) -> Tally:
-    joined = Tally()
-    for one in tallies:
-        joined.nll += one.nll
-        joined.nll_reference += one.nll_reference
-        joined.kl += one.kl
-        joined.agree += one.agree
-    return joined
-
-
 def _tallies(cut: _Cut, engine: PlanRunner, original: PlanRunner, tell: Progress) -> list[Tally]:
     """Return one tally a context."""
     tallies = []
@@ -295,7 +221,3 @@ def _tallies(cut: _Cut, engine: PlanRunner, original: PlanRunner, tell: Progress
         done += length * len(rows)
         tallies.append(tally)
     return tallies
-
-
-def _tell_nobody(what: str, phase: str, done: int, total: int) -> None:
-    pass

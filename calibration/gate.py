@@ -15,10 +15,12 @@ from typing import Any
 from ..builder.checkpoint import Checkpoint
 from ..builder.limits import Limits
 from ..builder.precision import Precision
+from ..builder.progress import Progress
 from ..runtime.errors import BuildError, InvalidArgumentError
 from .eval_subject import original_of
-from .evaluate import EvalOptions, EvalReport, Progress, Quality, evaluate_plan
+from .evaluate import EvalOptions, EvalReport, evaluate_plan
 from .mixture import quantized_layers
+from .quality import Quality
 from .scoring import compile_cpu
 from .sensitivity import Sensitivity, measure_sensitivity
 from .tasks import TaskResult

@@ -10,6 +10,7 @@ import torch
 
 from ..runtime.errors import CheckpointError, InvalidArgumentError, OutOfMemoryError
 from .layers import LM_HEAD
+from .third_party import is_out_of_memory
 
 
 def load_model(directory: Path, device: str, quantize_lm_head: bool) -> Any:
@@ -33,13 +34,16 @@ def load_model(directory: Path, device: str, quantize_lm_head: bool) -> Any:
             use_safetensors=True,
         )
         model = model.to(on).eval().requires_grad_(False)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise OutOfMemoryError(
-            f"{directory}: the model does not fit into the memory of {device} in "
-            f"{'float32' if on.type == 'cpu' else 'its own type'}; quantize it on a larger machine"
-        ) from error
     except Exception as error:
-        raise CheckpointError(f"{directory}: transformers cannot load it ({error})") from error
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(
+                f"{directory}: the model does not fit into the memory of {device} in "
+                f"{'float32' if on.type == 'cpu' else 'its own type'}; quantize it on a larger machine"
+            ) from error
+        raise CheckpointError(
+            f"{directory}: transformers cannot load it ({error}); check that it opens the checkpoint on its own, or "
+            "get it again"
+        ) from error
     if quantize_lm_head and getattr(model.config, "tie_word_embeddings", False):
         untie(model)
     return model
@@ -66,8 +70,8 @@ def untie(model: Any) -> None:
     model._tied_weights_keys = None
 
 
-def stored_dtype(config_file: Path, wanted: str, model: Any, checkpoint_dtype: str) -> torch.dtype:
-    """Return the type of what is not quantized: `wanted`, or with "auto" the checkpoint's own."""
+def stored_dtype(wanted: str, checkpoint_dtype: str) -> torch.dtype:
+    """Return the type of what is not quantized: `wanted`, or with "auto" the checkpoint's own, float16 for blocks."""
     name = checkpoint_dtype if wanted == "auto" else wanted
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:

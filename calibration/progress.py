@@ -6,8 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-Report = Callable[[str, str, int, int], None]
-"""(who, phase, done, total): as cli's BuildProgress takes it."""
+from ..builder.progress import Progress as Report
 
 
 class Progress:

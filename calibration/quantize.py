@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import dataclasses
 import json
 import math
 import shutil
@@ -14,25 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from ..builder.checkpoint import open_checkpoint
 from ..builder.checkpoint.hf_write import gguf_to_directory
-from ..builder.engine_dir import destination, replacing
+from ..builder.engine_dir import check_source_stays, destination, replacing
 from ..builder.limits import make_limits
-from ..builder.machine import PeakMemory, peak_rss_bytes
+from ..builder.machine import PeakMemory, available_memory_bytes, peak_rss_bytes
+from ..builder.progress import Progress as Report
 from ..builder.targets.registry import choose_precision, find_targets
 from ..runtime.errors import InvalidArgumentError
 from .gate import Gate, gate_build
+from .layers import LM_HEAD
 from .options import REPORT_NAME, QuantizeOptions, QuantizePlan, plan_quantization
-from .progress import Progress, Report
-from .recipes import DEFAULT_ALPHA, group_size_of, modelopt_config
+from .progress import Progress
+from .quantize_report import make_report
+from .recipes import DEFAULT_ALPHA, modelopt_config
 from .third_party import explained, quiet
 
 if TYPE_CHECKING:
     import torch
 
+    from .calibrate import ActivationWatch
     from .simulate import SimulatedModel
 
 __all__ = ["QuantizeOptions", "plan_quantization", "quantize_checkpoint", "quantize_model"]
 
-FORMAT = 1  # of plansmith_quantize.json
 # AWQ runs every layer eleven times over these to choose one of eleven scales; its means are of all samples.
 AWQ_SEARCH_WINDOWS = 16
 _SLACK_BYTES = 64 << 20  # tokenizer, configurations, scales
@@ -72,7 +75,7 @@ def quantize_checkpoint(
         progress.stage("writing")
         with quiet(), explained():
             quant = simulated.save(work.path)
-        facts = _report(plan, simulated, quant, work.path)
+        facts = make_report(plan, simulated, quant, work.path)
         del simulated  # the model's memory, before the engine's
         if gate is not None:
             facts["evaluation"] = _judge(plan, work.path, gate, report)
@@ -102,10 +105,11 @@ def _judge(plan: QuantizePlan, written: Path, gate: Gate, report: Report | None)
 
 
 def _check_place(source: Path, out: Path) -> None:
-    """Refuse to write over the source, or into it."""
+    """Refuse to write over the source, into it, or over a directory that it lies in."""
     resolved = source.resolve()
     if out.resolve() == resolved or resolved in out.resolve().parents:
         raise InvalidArgumentError(f"-o {out} lies in the checkpoint {source}; give a directory beside it")
+    check_source_stays(source, out)
 
 
 def _bytes_at_most(plan: QuantizePlan) -> int:
@@ -113,6 +117,8 @@ def _bytes_at_most(plan: QuantizePlan) -> int:
     spec, weights = plan.checkpoint.spec, plan.checkpoint.weights
     total = sum(math.prod(weights.shape(name)) for name in weights.names())
     quantized = sum(one.in_features * one.out_features for one in plan.layers)
+    if spec.tie_embeddings and any(one.name == LM_HEAD for one in plan.layers):
+        total += spec.vocab_size * spec.hidden_size  # the table stays, the head is a copy of it
     width = 4 if plan.options.dtype == "float32" or spec.dtype == "float32" else 2
     return quantized + max(0, total - quantized) * width + _SLACK_BYTES
 
@@ -150,7 +156,7 @@ def _quantize_model(plan: QuantizePlan, directory: Path, progress: Progress) -> 
     import torch
 
     from . import fp4
-    from .calibrate import ActivationWatch, batches, check_scales, check_weights
+    from .calibrate import ActivationWatch, batches, check_scales, check_weights, judge_samples
     from .model import load_model, read_config, stored_dtype
     from .simulate import simulate
 
@@ -164,15 +170,13 @@ def _quantize_model(plan: QuantizePlan, directory: Path, progress: Progress) -> 
     data: list[torch.Tensor] = []
     if plan.samples is not None:
         data = batches(plan.samples.ids, options.batch_size, next(model.parameters()).device)
-        _judge_samples(model, data[0][:1], plan, facts)
+        judge_samples(model, data[0][:1], plan.checkpoint.spec.vocab_size, facts)
     watch = ActivationWatch(names)
-    if plan.is_auto:
-        model = _auto(model, plan, data, watch, progress, facts)
-    else:
-        model = _one_recipe(model, plan, data, watch, progress, facts)
+    run = _Calibration(plan, data, watch, progress, facts)
+    model = _auto(model, run) if plan.is_auto else _one_recipe(model, run)
     check_scales(model, [one for one in names if _is_quantized(facts, one)])
     facts["largest_inputs"] = {name: value for name, value in watch.largest().items() if value >= 0}
-    dtype = stored_dtype(directory / "config.json", options.dtype, model, plan.checkpoint.spec.dtype)
+    dtype = stored_dtype(options.dtype, plan.checkpoint.spec.dtype)
     return simulate(model, plan, dtype, facts)
 
 
@@ -181,163 +185,85 @@ def _is_quantized(facts: dict[str, Any], name: str) -> bool:
     return chosen is None or chosen["recipe"] != "none"
 
 
-def _judge_samples(model: Any, batch: torch.Tensor, plan: QuantizePlan, facts: dict[str, Any]) -> None:
-    """Note where the model predicts the texts no better than chance: the tokenizer may be another model's."""
-    from .calibrate import logits, mean_loss
+@dataclasses.dataclass(frozen=True)
+class _Calibration:
+    """What every way to calibrate needs.
 
-    if batch.shape[1] < 2:
-        return
-    loss, chance = mean_loss(logits(model, batch), batch), math.log(plan.checkpoint.spec.vocab_size)
-    facts["calibration_loss"] = loss
-    if loss > chance:
-        facts["notes"].append(
-            f"the unquantized model predicts the calibration texts no better than chance (loss {loss:.1f} nats a "
-            f"token, chance is {chance:.1f}): is the tokenizer this model's own?"
-        )
+    data : batches (B, L) of token ids; [] where nothing is calibrated
+    facts : filled with what is found
+    """
+
+    plan: QuantizePlan
+    data: Sequence[torch.Tensor]
+    watch: ActivationWatch
+    progress: Progress
+    facts: dict[str, Any]
 
 
-def _one_recipe(
-    model: Any,
-    plan: QuantizePlan,
-    data: Sequence[torch.Tensor],
-    watch: Any,
-    progress: Progress,
-    facts: dict[str, Any],
-) -> Any:
-    recipe, options = plan.recipes[0], plan.options
-    alpha = options.smoothquant if options.smoothquant is not None else DEFAULT_ALPHA
+def _one_recipe(model: Any, run: _Calibration) -> Any:
+    recipe, options = run.plan.recipes[0], run.plan.options
+    alpha = DEFAULT_ALPHA if options.smoothquant is None else options.smoothquant
     if recipe.algorithm == "smoothquant":
-        if options.smoothquant is None and plan.samples is not None:
-            from .smoothquant import search_alpha
-
-            alpha, facts["smoothquant_search"] = search_alpha(
-                model,
-                plan.samples,
-                lambda net, one, some: _apply(net, plan, one, some, watch, progress, "none"),
-                options.batch_size,
-                progress,
-            )
-        facts["smoothquant_alpha"] = alpha
+        if options.smoothquant is None:
+            alpha = _searched_alpha(model, run)
+        run.facts["smoothquant_alpha"] = alpha
     stage = {"awq_lite": "calibrating and searching scales", "smoothquant": "calibrating and smoothing"}
-    progress.stage(stage.get(recipe.algorithm, "calibrating" if data else "rounding"))
-    return _apply(model, plan, alpha, data, watch, progress, options.kv_cache)
+    run.progress.stage(stage.get(recipe.algorithm, "calibrating" if run.data else "rounding"))
+    return _apply(model, run, alpha, run.data, options.kv_cache)
 
 
-def _apply(
-    model: Any,
-    plan: QuantizePlan,
-    alpha: float,
-    data: Sequence[torch.Tensor],
-    watch: Any,
-    progress: Progress,
-    kv_cache: Any,
-) -> Any:
+def _searched_alpha(model: Any, run: _Calibration) -> float:
+    """Return SmoothQuant's best alpha; the usual one where a second copy of the model does not fit into memory."""
+    from .smoothquant import search_alpha
+
+    assert run.plan.samples is not None
+    copy_bytes = sum(one.numel() * one.element_size() for one in model.parameters())
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and copy_bytes > available_memory_bytes():
+        run.facts["notes"].append(
+            f"SmoothQuant's alpha is {DEFAULT_ALPHA:g} and was not searched: a second copy of the model needs "
+            f"{copy_bytes / 1e9:.0f} GB of memory; give --smoothquant to choose it"
+        )
+        return DEFAULT_ALPHA
+    alpha, run.facts["smoothquant_search"] = search_alpha(
+        model,
+        run.plan.samples,
+        lambda net, one, some: _apply(net, run, one, some, "none"),
+        run.plan.options.batch_size,
+        run.progress,
+    )
+    return alpha
+
+
+def _apply(model: Any, run: _Calibration, alpha: float, data: Sequence[torch.Tensor], kv_cache: str) -> Any:
     import modelopt.torch.quantization as mtq
 
     from .calibrate import forward_loop
 
+    options = run.plan.options
     config = modelopt_config(
-        plan.recipes[0],
-        plan.layers,
-        group_size=plan.options.group_size,
+        run.plan.recipes[0],
+        run.plan.layers,
+        group_size=options.group_size,
         kv_cache=kv_cache,
         alpha=alpha,
         torch_fp4=True,  # on a GPU as well: the same numbers everywhere, and nothing to compile
     )
-    search = data[: max(1, AWQ_SEARCH_WINDOWS // plan.options.batch_size)]
-    return mtq.quantize(model, config, forward_loop(data, watch, progress, search) if data else None)
+    search = data[: max(1, AWQ_SEARCH_WINDOWS // options.batch_size)]
+    return mtq.quantize(model, config, forward_loop(data, run.watch, run.progress, search) if data else None)
 
 
-def _auto(
-    model: Any,
-    plan: QuantizePlan,
-    data: Sequence[torch.Tensor],
-    watch: Any,
-    progress: Progress,
-    facts: dict[str, Any],
-) -> Any:
+def _auto(model: Any, run: _Calibration) -> Any:
     from .auto import auto_quantize
     from .calibrate import forward_loop
     from .kv import calibrate_kv
 
-    progress.stage("looking at the inputs")
-    loop = forward_loop(data, watch, progress)
+    kv_cache = run.plan.options.kv_cache
+    run.progress.stage("looking at the inputs")
+    loop = forward_loop(run.data, run.watch, run.progress)
     loop(model)
-    facts["auto"] = auto_quantize(model, plan, data, progress)
-    if plan.options.kv_cache != "none":
-        progress.stage("calibrating the KV cache")
-        calibrate_kv(model, plan.options.kv_cache, loop)
+    run.facts["auto"] = auto_quantize(model, run.plan, run.data, run.progress)
+    if kv_cache != "none":
+        run.progress.stage("calibrating the KV cache")
+        calibrate_kv(model, kv_cache, loop)
     return model
-
-
-def _report(
-    plan: QuantizePlan, simulated: SimulatedModel, quant: dict[str, Any], directory: Path
-) -> dict[str, Any]:
-    options, facts = plan.options, simulated.facts
-    samples = plan.samples
-    chosen = facts.get("auto", {}).get("layers", {})
-    layers = {}
-    for one in plan.layers:
-        name = chosen.get(one.name, {}).get("recipe", plan.name)
-        recipe = next((r for r in plan.recipes if r.name == name), None)
-        layers[one.name] = {
-            "recipe": name,
-            "group_size": 0 if recipe is None else group_size_of(recipe, one, options.group_size),
-            **({"scores": chosen[one.name]["scores"]} if one.name in chosen else {}),
-            **(
-                {"largest_input": facts["largest_inputs"][one.name]}
-                if one.name in facts["largest_inputs"]
-                else {}
-            ),
-        }
-    return {
-        "format": FORMAT,
-        "recipe": plan.name,
-        "kv_cache": options.kv_cache,
-        "source": {
-            "path": str(plan.path.resolve()),
-            "fingerprint": plan.checkpoint.fingerprint(),
-            "architecture": plan.checkpoint.spec.architecture,
-        },
-        "quant_algo": quant["quantization"].get("quant_algo"),
-        "stored_dtype": str(simulated.dtype).removeprefix("torch."),
-        "calibration": None
-        if samples is None
-        else {
-            "data": samples.source,
-            "samples": len(samples.ids),
-            "length": int(samples.ids.shape[1]),
-            "documents": samples.num_documents,
-            "loss": facts.get("calibration_loss"),
-        },
-        "seed": options.seed,
-        "options": {
-            "exclude": list(options.exclude),
-            "quantize_lm_head": options.quantize_lm_head,
-            "group_size": options.group_size,
-            "auto_bits": options.auto_bits,
-            "auto_recipes": [one.name for one in plan.recipes] if plan.is_auto else [],
-            "device": options.device,
-            "batch_size": options.batch_size,
-        },
-        **{key: facts[key] for key in ("smoothquant_alpha", "smoothquant_search") if key in facts},
-        **({"effective_bits": facts["auto"]["effective_bits"]} if "auto" in facts else {}),
-        "layers": layers,
-        "left_out": [one.name for one in plan.left_out],
-        "bytes": sum(one.stat().st_size for one in directory.iterdir()),
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("torch", "transformers", "nvidia-modelopt")
-        },
-        "notes": _notes(plan, facts),
-    }
-
-
-def _notes(plan: QuantizePlan, facts: dict[str, Any]) -> list[str]:
-    notes = list(facts["notes"])
-    samples = plan.samples
-    if samples is not None and len(samples.ids) < samples.wanted:
-        notes.append(
-            f"{samples.source} gave {len(samples.ids)} samples of {samples.ids.shape[1]} tokens, "
-            f"{samples.wanted} were asked for"
-        )
-    return notes

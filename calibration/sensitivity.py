@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ..builder.checkpoint import Checkpoint
 from ..builder.limits import Limits, make_limits
 from ..builder.precision import Precision, precision
+from ..builder.progress import Progress, no_progress
 from ..builder.spec import DecoderSpec
 from ..runtime.errors import InvalidArgumentError
 from .eval_text import read_text, tokenizer_of, windows
@@ -31,7 +32,6 @@ SENSITIVITY = "sensitivity"
 WINDOW_TOKENS = 128
 
 Mode = Literal["alone", "kept", "both"]
-Progress = Callable[[str, str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def measure_sensitivity(
             f"{recipe.name} quantizes no layer, so none can cost anything; give a quantized recipe"
         )
     bench = _Bench(against, text, num_tokens, num_threads)
-    tell = progress or _tell_nobody
+    tell = progress or no_progress
     total = 2 + len(layers) * (2 if mode == "both" else 1)
     done = 0
 
@@ -212,7 +212,3 @@ def _limits(spec: DecoderSpec) -> Limits:
     return make_limits(
         spec.max_position_embeddings, max_seq_len=min(WINDOW_TOKENS, spec.max_position_embeddings)
     )
-
-
-def _tell_nobody(what: str, phase: str, done: int, total: int) -> None:
-    pass

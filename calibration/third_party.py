@@ -15,9 +15,14 @@ from ..runtime.errors import Error, OutOfMemoryError
 _IO_ERROR = re.compile(
     r"\b(?:os error|code:) (\d+)\b"
 )  # as the safetensors library writes an error of the system
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory")
+_NO_MEMORY = ("allocate memory", "not enough memory", "CUDA out of memory")
 
 _LOGGERS = ("transformers", "modelopt", "torch", "accelerate", "huggingface_hub")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out: torch says so with RuntimeErrors that differ in their words alone."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)
 
 
 @contextlib.contextmanager
@@ -57,12 +62,13 @@ def explained() -> Iterator[None]:
     except (Error, OSError):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            what = str(error).partition("\n")[0] or type(error).__name__
+            raise OutOfMemoryError(
+                f"memory ran out while quantizing ({what}); give a smaller --batch-size or "
+                "--calib-length, or take a machine with more memory"
+            ) from error
         system = _IO_ERROR.search(str(error))
         if system is not None:
             raise OSError(int(system[1]), os.strerror(int(system[1]))) from error
-        if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
-            raise OutOfMemoryError(
-                f"memory ran out while quantizing ({str(error).splitlines()[0]}); give a smaller --batch-size or "
-                "--calib-length, or take a machine with more memory"
-            ) from error
         raise

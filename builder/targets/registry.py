@@ -128,11 +128,11 @@ def choose_precision(name: str, checkpoint: Checkpoint, targets: Sequence[Target
     quantization = checkpoint.quantization
     if quantization is not None and name in ("auto", quantization.name):
         return of_checkpoint(quantization, _float_type(checkpoint.spec))
-    if quantization is not None and name in PRECISIONS and precision(name).is_quantized:
+    if quantization is not None and (name in RECIPES or (name in PRECISIONS and precision(name).is_quantized)):
         raise InvalidArgumentError(
             f"{checkpoint.path} is quantized already ({quantization.name}), so --precision {name} would round it "
-            "twice; leave --precision out to run it as it is, give fp16 or bf16 to run it in floats, or build "
-            f"{name} from the unquantized checkpoint"
+            "twice; leave --precision out to run it as it is, give fp16 or bf16 to run it in floats, or make "
+            f"{name} of the unquantized checkpoint"
         )
     if name in RECIPES:
         raise InvalidArgumentError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,14 @@ def test_a_damaged_manifest_needs_force(checkpoint: pathlib.Path, out: pathlib.P
     load_manifest(out).check_files(hashes=True)
 
 
+def test_a_checkpoint_inside_what_is_replaced_stays(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
+    build(checkpoint, out)
+    inner = shutil.copytree(checkpoint, out / "checkpoint")
+    with pytest.raises(InvalidArgumentError, match="is replaced as a whole, and the checkpoint"):
+        build(inner, out, force=True)
+    assert (inner / "config.json").is_file()
+
+
 def test_targets_are_added(checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: Any) -> None:
     build(checkpoint, out, precision="int8")
     report = build(checkpoint, out, "sm89", precision="int8")
@@ -329,6 +338,10 @@ try:
 except OutOfMemoryError as error:
     print("refused:", error)
 """
+
+
+def test_signed_and_unsigned_int4_are_counted_together() -> None:
+    assert compile._plain_names({"uint4": 4, "int4": 3, "f16": 2}) == {"float16": 2, "int4": 7}
 
 
 def test_disk_full_in_the_compiler(checkpoint: pathlib.Path, out: pathlib.Path) -> None:

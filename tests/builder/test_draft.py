@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from plansmith.builder.build import build_engine, needed_disk, plan_build
 from plansmith.builder.build_report import BuildReport, read_targets
+from plansmith.builder.targets.cpu import read_plan
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
-from plansmith.runtime.manifest import load_manifest, parse_manifest
+from plansmith.runtime.executor import cpu_executor
+from plansmith.runtime.manifest import Manifest, load_manifest, parse_manifest
+from tiny_quantized import make_modelopt
 
 LIMITS = {"max_batch_size": 4, "max_num_tokens": 32, "max_seq_len": 64, "tokens_per_block": 8}
 
@@ -65,6 +68,34 @@ def test_its_plan_is_that_of_an_engine_of_its_precision(
     entry = manifest.draft.targets["cpu"]
     assert manifest.path(entry.files[0]).read_bytes() == alone.plan_path("cpu").read_bytes()
     assert entry.key == alone.targets["cpu"].key
+
+
+def test_a_draft_has_its_targets_kv_format_and_scales(out: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    checkpoint, _ = make_modelopt("fp8", tmp_path / "fp8", kv="FP8")
+    build(checkpoint, out, "int4", precision="auto")
+    manifest = load_manifest(out)
+    assert manifest.draft is not None
+    assert manifest.draft.targets["cpu"].kv_dtype == manifest.targets["cpu"].kv_dtype == "float8_e4m3fn"
+    plans = manifest.plan_path("cpu"), draft_plan(manifest)
+    scales, blocks = [], []
+    for plan in plans:
+        executor = cpu_executor(str(plan))
+        blocks.append(executor.describe().kv_bytes_per_block)
+        executor.close()
+        tensors = read_plan(plan).tensors
+        scales.append({one.name: one.data.tolist() for one in tensors if "k_scale" in one.name})
+    assert blocks[0] == blocks[1] and scales[0] == scales[1] and len(scales[0]) == 2
+    assert statuses(build(checkpoint, out, None, precision="auto")) == {"cpu": "kept", "cpu/draft": "kept"}
+    for twice in ("int8", "int4_awq"):
+        with pytest.raises(
+            InvalidArgumentError, match=rf"quantized already \(fp8\).*{twice} would round it twice"
+        ):
+            plan_build(checkpoint, ["cpu"], precision=twice)
+
+
+def draft_plan(manifest: Manifest) -> pathlib.Path:
+    assert manifest.draft is not None
+    return manifest.path(manifest.draft.targets["cpu"].files[0])
 
 
 def test_what_has_not_changed_is_kept(checkpoint: pathlib.Path, out: pathlib.Path) -> None:

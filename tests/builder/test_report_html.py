@@ -11,9 +11,10 @@ import pytest
 from plansmith.builder.build_report import BuildReport, TargetReport
 from plansmith.builder.report_html import number, percent, render, size
 from plansmith.builder.report_plots import layer_bars
-from plansmith.calibration.evaluate import EvalReport, Quality
+from plansmith.calibration.evaluate import EvalReport
 from plansmith.calibration.gate import Gate
 from plansmith.calibration.greedy import GreedyAgreement
+from plansmith.calibration.quality import Quality
 from plansmith.calibration.sensitivity import LayerCost, Sensitivity
 from plansmith.calibration.tasks import TaskReport, TaskResult
 

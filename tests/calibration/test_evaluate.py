@@ -14,7 +14,8 @@ from plansmith.builder.checkpoint import Checkpoint, open_checkpoint
 from plansmith.builder.limits import Limits, make_limits
 from plansmith.builder.precision import precision
 from plansmith.calibration import eval_text, scoring
-from plansmith.calibration.evaluate import EvalOptions, Tally, evaluate_plan
+from plansmith.calibration.evaluate import EvalOptions, evaluate_plan
+from plansmith.calibration.quality import Tally
 from plansmith.calibration.scoring import PlanRunner, TokenRun, compile_cpu
 from plansmith.runtime.errors import ExecutorError, InvalidArgumentError
 

@@ -11,8 +11,9 @@ import pytest
 from plansmith.builder.checkpoint import Checkpoint, open_checkpoint
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import precision
-from plansmith.calibration.evaluate import EvalOptions, EvalReport, Quality
+from plansmith.calibration.evaluate import EvalOptions, EvalReport
 from plansmith.calibration.gate import METRICS, Gate, gate_build
+from plansmith.calibration.quality import Quality
 from plansmith.calibration.tasks import TaskReport, TaskResult
 from plansmith.runtime.errors import BuildError, InvalidArgumentError
 

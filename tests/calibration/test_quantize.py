@@ -17,7 +17,7 @@ from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.calibration.options import QuantizeOptions, plan_quantization
 from plansmith.calibration.quantize import quantize_checkpoint, quantize_model
 from plansmith.calibration.recipes import RECIPES
-from plansmith.runtime.errors import CheckpointError, InvalidArgumentError
+from plansmith.runtime.errors import CheckpointError, InvalidArgumentError, OutOfMemoryError
 
 Tiny = Callable[[str], Path]
 Make = Callable[..., QuantizeOptions]
@@ -246,6 +246,27 @@ def test_a_budget_over_groups_of_several_sizes(tiny_checkpoint: Tiny, options: M
     assert mean == pytest.approx(report["effective_bits"]) and mean <= 4.6
 
 
+def test_a_budget_that_leaves_all_layers_alone_writes_nothing(
+    tiny_checkpoint: Tiny, options: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="leaves every layer as it is"):
+        quantize_checkpoint(
+            tiny_checkpoint("llama"), tmp_path / "out", options(auto_bits=16.0, kv_cache="fp8")
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_smooths_with_the_given_alpha(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
+    weights = []
+    for alpha in (0.1, 0.9):
+        made = options(auto_bits=8.0, auto_recipes=("int8_sq",), smoothquant=alpha)
+        quantize_checkpoint(tiny_checkpoint("llama"), tmp_path / str(alpha), made)
+        weights.append(
+            Exported(tmp_path / str(alpha)).tensors["model.layers.0.self_attn.q_proj.pre_quant_scale"]
+        )
+    assert not torch.equal(*weights)
+
+
 def test_smoothquant_takes_the_best_of_what_it_tried(
     tiny_checkpoint: Tiny, options: Make, tmp_path: Path
 ) -> None:
@@ -253,6 +274,15 @@ def test_smoothquant_takes_the_best_of_what_it_tried(
     tried = report["smoothquant_search"]
     assert set(tried) == {"0.5", "0.6", "0.7", "0.8", "0.9"}
     assert tried[f"{report['smoothquant_alpha']:g}"] == min(tried.values())
+
+
+def test_alpha_is_not_searched_where_a_second_model_does_not_fit(
+    tiny_checkpoint: Tiny, options: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plansmith.calibration.quantize.available_memory_bytes", lambda: 1000)
+    found = quantize_model(plan_quantization(tiny_checkpoint("llama"), options(recipe="int8_sq"))).facts
+    assert found["smoothquant_alpha"] == 0.7 and "smoothquant_search" not in found
+    assert any("was not searched" in note and "--smoothquant" in note for note in found["notes"])
 
 
 def test_the_report_leads_back_to_the_source(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
@@ -363,6 +393,30 @@ def test_an_output_that_is_there(tiny_checkpoint: Tiny, options: Make, tmp_path:
     assert (tmp_path / "other" / "thesis.txt").read_text() == "mine"
 
 
+def test_an_output_that_the_source_lies_in(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
+    import shutil
+
+    outer = tmp_path / "outer"
+    source = shutil.copytree(tiny_checkpoint("llama"), outer / "source")
+    (outer / "plansmith_quantize.json").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match="is replaced as a whole"):
+        quantize_checkpoint(source, outer, options(recipe="int8_wo"), force=True)
+    assert (source / "config.json").is_file()
+
+
+def test_a_model_that_does_not_fit_is_no_damaged_checkpoint(
+    tiny_checkpoint: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plansmith.calibration.model import load_model
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    with pytest.raises(OutOfMemoryError, match="does not fit into the memory of cpu in float32"):
+        load_model(tiny_checkpoint("llama"), "cpu", False)
+
+
 @pytest.mark.parametrize("stage", ["loading", "calibrating", "writing"])
 def test_a_kill_leaves_nothing(stage: str, tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
     source, out = tiny_checkpoint("llama"), tmp_path / "out"
@@ -406,7 +460,6 @@ def test_a_full_disk(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> No
 
 def test_memory_that_ran_out() -> None:
     from plansmith.calibration.third_party import explained
-    from plansmith.runtime.errors import OutOfMemoryError
 
     with pytest.raises(OutOfMemoryError, match="smaller --batch-size"), explained():
         torch.empty(1 << 60)
