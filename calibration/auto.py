@@ -64,7 +64,13 @@ def auto_quantize(
             f"--auto-bits {budget:g} cannot be met with "
             f"{', '.join(one.name for one in plan.recipes)}; give more bits, or recipes with fewer"
         )
-    return _report(state, names, plan)
+    report = _report(state, names, plan)
+    if all(one["recipe"] == UNQUANTIZED for one in report["layers"].values()):
+        raise InvalidArgumentError(
+            f"--auto-bits {budget:g} leaves every layer as it is, so there is nothing to write; give fewer bits, or "
+            "--recipe for one recipe"
+        )
+    return report
 
 
 def _sizes(plan: QuantizePlan) -> tuple[int, int]:
@@ -94,9 +100,10 @@ def _spaces(plan: QuantizePlan, names: dict[str, str]) -> list[dict[str, Any]]:
     for layer in plan.layers:
         size = group_size_of(int4, layer, plan.options.group_size) if int4 else 0
         by_group[size].append(layer)
+    alpha = DEFAULT_ALPHA if plan.options.smoothquant is None else plan.options.smoothquant
     spaces = []
     for number, (size, layers) in enumerate(by_group.items()):
-        formats = [_format(one, size) for one in plan.recipes]
+        formats = [_format(one, size, alpha) for one in plan.recipes]
         for n, one in enumerate(plan.recipes):
             names[f"CUSTOM_MODULE_{number}_{n}"] = one.name
             names.setdefault(f"CUSTOM_{n}", one.name)
@@ -104,7 +111,7 @@ def _spaces(plan: QuantizePlan, names: dict[str, str]) -> list[dict[str, Any]]:
     return spaces
 
 
-def _format(recipe: Recipe, group_size: int) -> dict[str, Any]:
+def _format(recipe: Recipe, group_size: int, alpha: float) -> dict[str, Any]:
     inputs = input_attributes(recipe, True)
     return {
         "quant_cfg": [
@@ -115,7 +122,7 @@ def _format(recipe: Recipe, group_size: int) -> dict[str, Any]:
             },
             {"quantizer_name": "*input_quantizer", **({"cfg": inputs} if inputs else {"enable": False})},
         ],
-        "algorithm": algorithm_of(recipe, DEFAULT_ALPHA),
+        "algorithm": algorithm_of(recipe, alpha),
         "effective_bits": recipe.bits,
     }
 

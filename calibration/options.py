@@ -124,7 +124,16 @@ def _recipes(options: QuantizeOptions) -> tuple[Recipe, ...]:
                 "--auto-recipes goes with --auto-bits; give the mean bits of a weight, e.g. 5.0"
             )
         return (find_recipe(options.recipe),)
+    if options.recipe != QuantizeOptions.recipe:
+        raise InvalidArgumentError(
+            f"--recipe {options.recipe} is one recipe for all layers, --auto-bits chooses for each; give what it may "
+            "choose from as --auto-recipes"
+        )
     found = tuple(find_recipe(name) for name in options.auto_recipes or ("int4_awq", "fp8"))
+    if options.group_size is not None and not any(one.is_int4 for one in found):
+        raise InvalidArgumentError(
+            f"--group-size {options.group_size} is for int4 weights, --auto-recipes has none; leave it out"
+        )
     least = min(one.bits for one in found)
     if not least <= options.auto_bits <= 16:
         raise InvalidArgumentError(
@@ -140,6 +149,12 @@ def _check_numbers(options: QuantizeOptions) -> None:
             raise InvalidArgumentError(f"--calib-{name} is {value}, it must be 1 or more")
     if options.batch_size < 1:
         raise InvalidArgumentError(f"--batch-size is {options.batch_size}, it must be 1 or more")
+    if not -(2**63) <= options.seed < 2**64:
+        raise InvalidArgumentError(f"--seed is {options.seed}, it must fit in 64 bits")
+    if options.calib_length < 2 and options.auto_bits is not None:
+        raise InvalidArgumentError(
+            "--calib-length is 1, --auto-bits is judged by the tokens that follow others; give 2 or more"
+        )
     if options.smoothquant is not None and not 0.0 <= options.smoothquant <= 1.0:
         raise InvalidArgumentError(f"--smoothquant is {options.smoothquant:g}, it must be 0 to 1, or auto")
     if options.smoothquant is not None and all(one.algorithm != "smoothquant" for one in _recipes(options)):
