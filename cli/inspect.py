@@ -12,6 +12,7 @@ import typer
 from ._output import print_json, size_text
 
 if TYPE_CHECKING:
+    from ..builder.targets.cpu.plan_file import Op
     from ..runtime.manifest import Manifest
 
 
@@ -107,14 +108,14 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
     target, kv = manifest.targets[name], _kv(manifest)[name]
     quantized = target.activation_quantization
     weights = report.get("weight_bytes", {})
-    drafts = manifest.draft_files(name)
+    rounded = f", {quantized} in products" if quantized != "none" else ""
     return {
         "compiler": f"{target.compiler} {target.compiler_version}",
         "runs on": " ".join(target.sm) or "any CPU",
         "steps": target.token_layout,
-        "activations": target.compute_dtype + (f", {quantized} in products" if quantized != "none" else ""),
+        "activations": f"{target.compute_dtype}{rounded}",
         "plan": size_text(sum(file.size for file in target.files)),
-        "draft": size_text(sum(file.size for file in drafts)) if drafts else "none",
+        "draft": _draft_fact(manifest, name),
         "weights": "\n".join(f"{kind} {size_text(size)}" for kind, size in weights.items()),
         "KV cache": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
         "KV at limits": size_text(kv["bytes_at_limits"]),
@@ -124,16 +125,24 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
     }
 
 
+def _draft_fact(manifest: Manifest, name: str) -> str:
+    """Return the size of a target's draft, and of its KV cache, which comes on top of the target's."""
+    own = None if manifest.draft is None else manifest.draft.targets.get(name)
+    if own is None:
+        return "none"
+    token = manifest.model.kv_bytes_per_token(own.kv_dtype)
+    plan = size_text(sum(file.size for file in own.files))
+    return f"{plan}, KV {own.kv_dtype}, {size_text(token)} a token"
+
+
 def _plan_summary(manifest: Manifest) -> dict[str, Any]:
     """Return the cpu plan's operations and tensors, from its tables alone."""
     from ..builder.targets.cpu import read_plan
 
     plan = read_plan(manifest.plan_path("cpu"))
     return {
-        "ops": [
-            {"name": op.name, "op": op.code.name.lower(), "tensors": [t for t in op.tensors if t >= 0]}
-            for op in plan.ops
-        ],
+        "kv_format": plan.kv_format.name.lower(),
+        "ops": [_op_facts(op) for op in plan.ops],
         "tensors": [
             {
                 "name": one.name,
@@ -141,11 +150,25 @@ def _plan_summary(manifest: Manifest) -> dict[str, Any]:
                 "layout": one.layout.name.lower(),
                 "shape": [one.rows, one.cols],
                 "group_size": one.group_size,
+                "zero_points": one.zeros.size > 0,
             }
             for one in plan.tensors
         ],
         "slots": [{"rows": slot.rows.name.lower(), "width": slot.width} for slot in plan.slots],
     }
+
+
+def _op_facts(op: Op) -> dict[str, Any]:
+    """Return an operation, with what a product takes its input as and what an input is rounded to."""
+    from ..builder.targets.cpu.plan_file import LinearInput, OpCode, RoundFormat
+
+    tensors = [t for t in op.tensors if t >= 0]
+    facts: dict[str, Any] = {"name": op.name, "op": op.code.name.lower(), "tensors": tensors}
+    if op.code is OpCode.LINEAR:
+        facts["input"] = LinearInput(op.i[1]).name.lower()
+    if op.code is OpCode.ROUND_INPUT:
+        facts["rounds_to"], facts["group_size"] = RoundFormat(op.i[1]).name.lower(), op.i[2]
+    return facts
 
 
 def _print_plan(plan: dict[str, Any]) -> None:
@@ -157,6 +180,14 @@ def _print_plan(plan: dict[str, Any]) -> None:
         f"cpu plan: {len(plan['ops'])} operations: "
         + ", ".join(f"{n} {op}" for op, n in counts.most_common())
     )
+    inputs = collections.Counter(op["input"] for op in plan["ops"] if "input" in op)
+    rounded = collections.Counter(op["rounds_to"] for op in plan["ops"] if "rounds_to" in op)
+    print(
+        "products take their inputs as "
+        + ", ".join(f"{name} ({n})" for name, n in inputs.most_common())
+        + "".join(f"; {n} inputs are rounded to {name} before" for name, n in rounded.most_common())
+        + f"; KV pools hold {plan['kv_format']}"
+    )
     widths = ", ".join(f"{slot['width']} ({slot['rows']})" for slot in plan["slots"])
     print(f"buffers, float32 columns: {widths}")
     table = Table(title="tensors of the plan", title_justify="left")
@@ -165,5 +196,6 @@ def _print_plan(plan: dict[str, Any]) -> None:
     for n, one in enumerate(plan["tensors"]):
         shape = " x ".join(map(str, one["shape"]))
         group = str(one["group_size"] or "")
-        table.add_row(str(n), one["name"], one["dtype"], one["layout"], shape, group)
+        kind = one["dtype"] + (", zero points" if one["zero_points"] else "")
+        table.add_row(str(n), one["name"], kind, one["layout"], shape, group)
     Console().print(table)

@@ -76,3 +76,23 @@ def test_an_engine_without_a_cpu_plan(plansmith: Run, copy: Path) -> None:
     result = plansmith("inspect", copy, "--plan")
     assert result.status == 1
     assert "has no target 'cpu', only other" in result.err
+
+
+def test_a_quantized_engine(plansmith: Run, tmp_path: Path) -> None:
+    from tiny_quantized import make_modelopt
+
+    checkpoint, _ = make_modelopt("fp8", tmp_path / "fp8", kv="FP8")
+    assert plansmith("build", checkpoint, "-o", tmp_path / "engine", "--draft", "int4").status == 0
+    out = plansmith("inspect", tmp_path / "engine", "--plan").out
+    for words in (
+        "fp8 in products",
+        "float8_e4m3fn, 256 B a token",
+        "KV float8_e4m3fn",
+        "inputs as float (9)",
+    ):
+        assert words in out, words
+    plan = json.loads(plansmith("inspect", tmp_path / "engine", "--plan", "--json").out)["plan"]
+    assert plan["kv_format"] == "f8" and not any(one["zero_points"] for one in plan["tensors"])
+    rounded = [op for op in plan["ops"] if op["op"] == "round_input"]
+    assert len(rounded) == 8 and {op["rounds_to"] for op in rounded} == {"f8"}
+    assert {op["input"] for op in plan["ops"] if op["op"] == "linear"} == {"float"}
