@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ..runtime.errors import InvalidArgumentError
-from ..runtime.manifest import MANIFEST_NAME, load_manifest
+from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
 from .build import plan_build
 from .checkpoint import Checkpoint, open_checkpoint
 from .graph import build_graph
@@ -35,12 +36,14 @@ def open_subject(
     checkpoint: pathlib.Path | None = None,
     precision_name: str | None = None,
     tokenizer: pathlib.Path | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> Iterator[Subject]:
     """Give what is to be verified: an engine directory's cpu plan, or one made of a checkpoint for the purpose.
 
     checkpoint : of an engine, where it is not at its recorded place any more
     precision_name : of a checkpoint ("auto" when None); an engine has its own
     tokenizer : of a checkpoint that has none; an engine has its own
+    limits : of a checkpoint, arguments of make_limits; an engine has its own
     raises EngineFileError, CheckpointError, or InvalidArgumentError when the two do not belong together.
     """
     if (path / MANIFEST_NAME).is_file():
@@ -50,7 +53,9 @@ def open_subject(
         raise InvalidArgumentError(
             f"--checkpoint goes with an engine directory, {path} has no {MANIFEST_NAME}; leave it out or give an engine"
         )
-    plan = plan_build(path, ["cpu"], precision=precision_name or "auto", tokenizer=tokenizer)
+    plan = plan_build(
+        path, ["cpu"], precision=precision_name or "auto", limits=dict(limits or {}), tokenizer=tokenizer
+    )
     from .targets.cpu import compile_plan
 
     with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
@@ -69,18 +74,18 @@ def tokenizer_for(checkpoint: pathlib.Path, engine: pathlib.Path) -> pathlib.Pat
     return None
 
 
-def _engine_subject(
-    path: pathlib.Path, checkpoint: pathlib.Path | None, precision_name: str | None
-) -> Subject:
-    manifest = load_manifest(path)
-    manifest.check_files(hashes=True)
-    if precision_name not in (None, "auto", manifest.precision):
-        raise InvalidArgumentError(
-            f"--precision {precision_name} is asked for, {path} has {manifest.precision}; leave --precision out, or "
-            "verify the checkpoint itself"
-        )
-    limits = {f.name: getattr(manifest.limits, f.name) for f in dataclasses.fields(Limits)}
-    source = pathlib.Path(checkpoint or manifest.checkpoint.path)
+def recorded_limits(manifest: Manifest) -> dict[str, Any]:
+    """Return an engine's limits as make_limits takes them."""
+    return {field.name: getattr(manifest.limits, field.name) for field in dataclasses.fields(Limits)}
+
+
+def open_recorded(path: pathlib.Path, manifest: Manifest, moved_to: pathlib.Path | None) -> Checkpoint:
+    """Return the checkpoint that the engine at `path` was built from.
+
+    moved_to : where it is now; None = at its recorded place
+    raises InvalidArgumentError when there is none, or another
+    """
+    source = pathlib.Path(moved_to or manifest.checkpoint.path)
     if not source.exists():
         raise InvalidArgumentError(
             f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
@@ -91,6 +96,20 @@ def _engine_subject(
             f"{source} is not the checkpoint that {path} was built from (fingerprint {opened.fingerprint()[:12]}, "
             f"recorded {manifest.checkpoint.fingerprint[:12]}); give the right one with --checkpoint or build again"
         )
+    return opened
+
+
+def _engine_subject(
+    path: pathlib.Path, checkpoint: pathlib.Path | None, precision_name: str | None
+) -> Subject:
+    manifest = load_manifest(path)
+    manifest.check_files(hashes=True)
+    if precision_name not in (None, "auto", manifest.precision):
+        raise InvalidArgumentError(
+            f"--precision {precision_name} is asked for, {path} has {manifest.precision}; leave --precision out, or "
+            "verify the checkpoint itself"
+        )
+    opened = open_recorded(path, manifest, checkpoint)
     notes = [
         f"target {name} runs on {' '.join(target.sm)} only; its files are whole"
         for name, target in manifest.targets.items()
@@ -99,7 +118,7 @@ def _engine_subject(
     return Subject(
         opened,
         choose_precision(manifest.precision, opened, find_targets(["cpu"])).on_cpu(),
-        make_limits(opened.spec.max_position_embeddings, **limits),
+        make_limits(opened.spec.max_position_embeddings, **recorded_limits(manifest)),
         manifest.plan_path("cpu"),
         tuple(notes),
     )

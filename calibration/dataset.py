@@ -8,7 +8,6 @@ tokenizer that begins texts with a token (BOS) begins every window with it, as i
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +18,13 @@ import numpy.typing as npt
 
 from ..runtime.errors import EngineFileError, InvalidArgumentError
 from ..runtime.tokenizer import Tokenizer
+from .text_files import json_lines, leading_ids, read_utf8, text_of
 
 SHIPPED = "shipped"
 SHIPPED_FILES = ("calib.jsonl", "calib_code.jsonl")
 MIN_TOKENS = 512  # fewer say little about any channel
+
+_CHARS_PER_TOKEN = 64  # at most, of a text as a whole
 
 # What quantize.py of TensorRT-LLM and its kin take from the network.
 _REMOTE = (
@@ -103,18 +105,9 @@ def load_documents(source: Path | None) -> list[Document]:
     return documents
 
 
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InvalidArgumentError(f"{path}: cannot be read ({error.strerror}); check its rights") from error
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path}: is not UTF-8 ({error}); save it as UTF-8") from error
-
-
 def _read_txt(path: Path) -> list[Document]:
     blocks: list[list[str]] = [[]]
-    for line in _text_of(path).splitlines():
+    for line in read_utf8(path).splitlines():
         if line.strip():
             blocks[-1].append(line)
         elif blocks[-1]:
@@ -123,26 +116,14 @@ def _read_txt(path: Path) -> list[Document]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Document]:
-    for number, line in enumerate(_text_of(path).split("\n"), 1):
-        if line.strip():
-            yield _document(line, f"{path}:{number}")
+    for where, value in json_lines(path):
+        yield _document(value, where)
 
 
-def _document(line: str, where: str) -> Document:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(
-            f'{where}: is not JSON ({error}); every line is an object, e.g. {{"text": "..."}}'
-        ) from None
-    if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f'{where}: is a {type(value).__name__}, it must be an object with "text"')
-    if "text" in value:
-        if not isinstance(value["text"], str):
-            raise InvalidArgumentError(
-                f'{where}: "text" is a {type(value["text"]).__name__}, it must be a string'
-            )
-        return value["text"]
+def _document(value: Mapping[str, Any], where: str) -> Document:
+    text = text_of(value, where)
+    if text is not None:
+        return text
     messages = value.get("messages")
     if messages is None:
         raise InvalidArgumentError(
@@ -173,16 +154,18 @@ def make_samples(
     """
     order = list(documents)
     random.Random(seed).shuffle(order)
-    prefix = tokenizer.encode("")  # what the tokenizer puts around every text
-    bos = prefix[:1]
+    bos = leading_ids(tokenizer)
     body = length - len(bos)
     if body < 1:
         raise InvalidArgumentError(f"--calib-length is {length}, it must be 2 or more")
     stream: list[int] = []
     used = 0
     for document in order:
+        missing = (size + held_out) * body - len(stream)
+        if isinstance(document, str):
+            document = document[: missing * _CHARS_PER_TOKEN]  # one file can be one document of gigabytes
         ids = _encode(document, tokenizer, source, bool(bos))
-        stream += ids[1:] if bos and ids[:1] == bos else ids
+        stream += ids[len(bos) :] if ids[: len(bos)] == bos else ids
         used += 1
         if len(stream) >= (size + held_out) * body:
             break

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from ..builder.checkpoint import Checkpoint, open_checkpoint
 from ..builder.precision import Precision
-from ..builder.verify_subject import Subject, open_subject, tokenizer_for
+from ..builder.verify_subject import Subject, open_recorded, open_subject, recorded_limits, tokenizer_for
 from ..runtime.errors import InvalidArgumentError
-from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
+from ..runtime.manifest import MANIFEST_NAME, load_manifest
 
 QUANTIZE_RECORD = "plansmith_quantize.json"
 """Beside a checkpoint that plansmith quantized; its "source" has the path and fingerprint of what it was made from."""
@@ -34,29 +34,15 @@ def open_eval_subject(
         with open_subject(path, checkpoint, precision_name) as subject:
             yield dataclasses.replace(subject, notes=())
         return
-    source = pathlib.Path(checkpoint or manifest.checkpoint.path)
-    _check_source(path, manifest, source)
-    with open_subject(source, None, manifest.precision, tokenizer_for(source, path)) as subject:
+    source = open_recorded(path, manifest, checkpoint).path
+    tokenizer, limits = tokenizer_for(source, path), recorded_limits(manifest)
+    with open_subject(source, None, manifest.precision, tokenizer, limits) as subject:
         names = ", ".join(manifest.targets)
         note = (
             f"{path} has no cpu target ({names}): what is evaluated is a cpu plan of the same recipe, compiled for the "
             "time being; the GPU's own rounding is not in it"
         )
         yield dataclasses.replace(subject, notes=(note,))
-
-
-def _check_source(path: pathlib.Path, manifest: Manifest, source: pathlib.Path) -> None:
-    if not source.exists():
-        raise InvalidArgumentError(
-            f"the checkpoint of {path} is not at {source} any more; say where it is with --checkpoint"
-        )
-    opened = open_checkpoint(source, manifest.limits.max_seq_len, tokenizer_for(source, path))
-    found = opened.fingerprint()
-    if found != manifest.checkpoint.fingerprint:
-        raise InvalidArgumentError(
-            f"{source} is not the checkpoint that {path} was built from (fingerprint {found[:12]}, recorded "
-            f"{manifest.checkpoint.fingerprint[:12]}); give the right one with --checkpoint or build again"
-        )
 
 
 def original_of(checkpoint: Checkpoint, recipe: Precision, max_seq_len: int) -> Checkpoint:

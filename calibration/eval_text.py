@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 
 from ..builder.checkpoint import Checkpoint
 from ..runtime.errors import InvalidArgumentError
 from ..runtime.tokenizer import Tokenizer
+from .text_files import json_lines, leading_ids, read_utf8, text_of
 
 DATA = pathlib.Path(__file__).parent / "data"
 OWN_TEXT = DATA / "eval.txt"
@@ -28,13 +28,8 @@ class EvalText:
 
     def encode(self, tokenizer: Tokenizer, length: int) -> tuple[list[int], list[int]]:
         """Return the ids that every window begins with (a BOS, or none), and at most `length` ids of the text."""
-        plain = tokenizer.encode("a", add_special_tokens=False)
-        marked = tokenizer.encode("a")
-        starts = [at for at in range(len(marked)) if marked[at : at + len(plain)] == plain]
-        prefix = marked[: starts[0]] if starts else []
-        return prefix, tokenizer.encode(self.text[: length * _CHARS_PER_TOKEN], add_special_tokens=False)[
-            :length
-        ]
+        ids = tokenizer.encode(self.text[: length * _CHARS_PER_TOKEN], add_special_tokens=False)
+        return leading_ids(tokenizer), ids[:length]
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -60,32 +55,18 @@ def read_text(path: pathlib.Path | None) -> EvalText:
         )
     if not path.is_file():
         raise InvalidArgumentError(f"--text {path} is not a file; give a .txt or .jsonl file that exists")
-    try:
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"--text {path} is not UTF-8 ({error}); save it as UTF-8") from error
-    text = _join_lines(content, path) if path.suffix == ".jsonl" else content
+    text = _join_lines(path) if path.suffix == ".jsonl" else read_utf8(path)
     if not text.strip():
         raise InvalidArgumentError(f"--text {path} is empty; give a text of some thousand tokens")
     return EvalText(path.name, text)
 
 
-def _join_lines(content: str, path: pathlib.Path) -> str:
+def _join_lines(path: pathlib.Path) -> str:
     texts = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgumentError(
-                f'--text {path}, line {number} is not JSON ({error}); a line holds an object with "text"'
-            ) from error
-        text = value.get("text") if isinstance(value, dict) else None
-        if not isinstance(text, str):
-            raise InvalidArgumentError(
-                f'--text {path}, line {number} has no string "text"; a line holds an object with "text"'
-            )
+    for where, value in json_lines(path):
+        text = text_of(value, where)
+        if text is None:
+            raise InvalidArgumentError(f'{where}: has no "text"; a line holds an object with "text"')
         texts.append(text)
     return "\n\n".join(texts)
 

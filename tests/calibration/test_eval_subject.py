@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from plansmith.builder.checkpoint import Checkpoint, open_checkpoint
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import Precision, of_checkpoint, precision
-from plansmith.calibration.eval_subject import QUANTIZE_RECORD, original_of
+from plansmith.calibration.eval_subject import QUANTIZE_RECORD, open_eval_subject, original_of
 from plansmith.calibration.evaluate import EvalOptions, evaluate_plan
 from plansmith.calibration.mixture import KV_CACHE, mixed, quantized_layers
 from plansmith.calibration.scoring import PlanRunner, TokenRun, compile_cpu
 from plansmith.calibration.sensitivity import measure_sensitivity
 from plansmith.runtime.errors import InvalidArgumentError
+from plansmith.runtime.manifest import load_manifest
+from tiny_engines import build_tiny
 
 LIMITS = make_limits(256, max_batch_size=2, max_num_tokens=64, max_seq_len=64, tokens_per_block=8)
 
@@ -97,3 +100,21 @@ def test_the_original_is_found(pair: Pair) -> None:
     with pytest.raises(InvalidArgumentError, match="not there any more"):
         original_of(quantized, recipe, 256)
     record.unlink()
+
+
+def test_an_engine_without_a_cpu_target_is_evaluated_within_its_own_limits(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    engine = build_tiny(tiny_checkpoint("llama"), tmp_path / "engine")
+    manifest = load_manifest(engine)
+    manifest.targets["sm89"] = manifest.targets.pop("cpu")
+    (engine / "manifest.json").write_text(manifest.to_text())
+    with open_eval_subject(engine) as subject:
+        assert dataclasses.asdict(subject.limits) == dataclasses.asdict(manifest.limits)
+        assert "no cpu target (sm89)" in subject.notes[0] and subject.recipe.name == "fp32"
+    for moved_to, message in (
+        (tiny_checkpoint("qwen3"), "is not the checkpoint that"),
+        (tmp_path / "gone", "say where it is with --checkpoint"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message), open_eval_subject(engine, moved_to):
+            pass

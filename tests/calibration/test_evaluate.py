@@ -178,9 +178,9 @@ def test_contexts_that_cannot_be(
         ("a.txt", b" \n ", "is empty"),
         ("a.jsonl", b"", "is empty"),
         ("a.txt", b"\xff\xfe", "not UTF-8"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "line 2 has no string"),
-        ("a.jsonl", b'{"text": "x"}\n\n[\n', "line 3 is not JSON"),
-        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', r'a\.jsonl:2: "text" is a int'),
+        ("a.jsonl", b'{"text": "x"}\n\n[\n', "jsonl:3: is not JSON"),
+        ("a.jsonl", b"[" * 100_000, "jsonl:1: is not JSON"),
         ("a.pdf", b"x", "ends in .pdf"),
         ("a.txt", b"too short", "tokens"),
     ],
@@ -196,8 +196,10 @@ def test_texts_that_cannot_be_taken(
 
 
 def test_own_texts(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "two", "id": 2}\n')
-    assert eval_text.read_text(tmp_path / "a.jsonl") == eval_text.EvalText("a.jsonl", "one\n\ntwo")
+    # A byte order mark, and a string with a character that str.splitlines would end a line at.
+    lines = '\ufeff{"text": "one\u2028more"}\n\n{"text": "two", "id": 2}\r\n'
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
+    assert eval_text.read_text(tmp_path / "a.jsonl") == eval_text.EvalText("a.jsonl", "one\u2028more\n\ntwo")
 
 
 def test_a_bos_begins_every_window(tiny: Checkpoint) -> None:
