@@ -94,11 +94,7 @@ def measure_sensitivity(
     num_tokens : of the text, in windows of WINDOW_TOKENS; float32 log-probabilities of all are held (tokens x V)
     raises InvalidArgumentError when nothing is quantized, and as evaluate_plan
     """
-    layers = quantized_layers(checkpoint.spec, recipe)
-    if not layers:
-        raise InvalidArgumentError(
-            f"{recipe.name} quantizes no layer, so none can cost anything; give a quantized recipe"
-        )
+    layers = layers_that_cost(checkpoint.spec, recipe)
     bench = _Bench(against, text, num_tokens, num_threads)
     tell = progress or no_progress
     total = 2 + len(layers) * (2 if mode == "both" else 1)
@@ -129,6 +125,17 @@ def measure_sensitivity(
                 )
             )
     return Sensitivity(recipe.name, bench.num_tokens, everything, tuple(rows))
+
+
+def layers_that_cost(spec: DecoderSpec, recipe: Precision) -> tuple[str, ...]:
+    """Return the layers that a recipe quantizes, in the model's order; InvalidArgumentError where it is none."""
+    layers = quantized_layers(spec, recipe)
+    if not layers:
+        raise InvalidArgumentError(
+            f"{recipe.name} quantizes no layer, so none can cost anything; give a quantized recipe, or leave the "
+            "sensitivities out"
+        )
+    return layers
 
 
 def bits_table(

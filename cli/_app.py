@@ -223,7 +223,9 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"out of memory ({error}); ask for less at once, or take a machine with more memory"
     if isinstance(error, ModuleNotFoundError):
-        return f"a Python package is missing: {error}; run: pip install 'plansmith[rtx,verify,guided]'"
+        return (
+            f"a Python package is missing: {error}; run: pip install 'plansmith[rtx,verify,guided,quantize]'"
+        )
     return (
         f"{type(error).__name__}: {error}; this is a bug in plansmith, run again with PLANSMITH_TRACEBACK=1 and "
         "report what it prints"

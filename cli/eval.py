@@ -66,11 +66,13 @@ def evaluate(
     from ..calibration.eval_subject import open_eval_subject, original_of
     from ..calibration.evaluate import EVAL, EvalOptions, evaluate_plan
     from ..calibration.gate import Gate
-    from ..calibration.sensitivity import measure_sensitivity
+    from ..calibration.sensitivity import layers_that_cost, measure_sensitivity
 
     bounds = None if gate is None else Gate.parse(gate)
     if sensitivity_mode not in ("alone", "kept", "both"):
         raise typer.BadParameter("it must be one of alone, kept, both", param_hint="--sensitivity-mode")
+    if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{html} must be a file in a directory that exists", param_hint="--html")
     options = EvalOptions(
         text=text, length=length, contexts=_lengths(contexts), tasks=tasks, num_threads=threads
     )
@@ -79,6 +81,8 @@ def evaluate(
         progress(EVAL, "opening", 0, 0)
         with open_eval_subject(path, checkpoint, precision) as subject:
             max_seq_len = subject.limits.max_seq_len
+            if sensitivity:
+                layers_that_cost(subject.checkpoint.spec, subject.recipe)  # refused before any work
             original = (
                 original_of(subject.checkpoint, subject.recipe, max_seq_len)
                 if against is None
@@ -103,12 +107,12 @@ def evaluate(
     failures = [] if bounds is None else bounds.check(report)
     if bounds is not None:
         report = dataclasses.replace(report, gate=bounds.verdict(report))
-    if html is not None:
-        _write_html(html, path, report)
     if as_json:
         print_json(report.to_json())
     else:
         _print(report)
+    if html is not None:
+        _write_html(html, path, report)
     for failure in failures:
         print(f"plansmith: gate: {failure}", file=sys.stderr)
     if failures:

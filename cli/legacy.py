@@ -41,7 +41,13 @@ _DRAFT = (
 _PARALLEL = Legacy(True, "an engine runs on one device; leave it out", ("1",))
 _ENCODER = Legacy(True, "only decoders are supported; leave it out", ("0",))
 
-_KV_TYPE = "the KV cache has the type of the activations, which follows from --precision; leave it out"
+_KV_TYPE = (
+    "what the KV cache holds is calibrated into the checkpoint: run plansmith quantize CHECKPOINT --kv-cache fp8 -o "
+    "OUT (or int8), and build OUT"
+)
+_QUANTIZE = (
+    "run plansmith quantize CHECKPOINT --recipe NAME -o OUT, and build OUT; int8 and int4 also as --precision"
+)
 _FP8_ATTENTION = "attention is computed in the type of the activations, never in fp8"
 
 _PLUGIN_FLAGS = (
@@ -152,7 +158,7 @@ FLAGS: dict[str, Legacy] = {
     "--int8-kv-cache": Legacy(False, _KV_TYPE, ()),
     "--fp8-kv-cache": Legacy(False, _KV_TYPE, ()),
     "--kv-cache-dtype": Legacy(True, _KV_TYPE, ()),
-    "--qformat": Legacy(True, "use --precision", ()),
+    "--qformat": Legacy(True, _QUANTIZE, ()),
 }
 
 # Old name -> option of `plansmith build`.

@@ -66,7 +66,8 @@ def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: P
         (("--speculative_decoding_mode=medusa",), "--speculative_decoding_mode=medusa of"),
         (("--max_output_len", 64), "--max_output_len 64 of trtllm-build is not available: use --max_seq_len"),
         (("--use_prompt_tuning",), "--use_prompt_tuning of trtllm-build is not available: prompt tuning"),
-        (("--enable_fp8_kv_cache",), "the KV cache has the type of the activations"),
+        (("--enable_fp8_kv_cache",), "run plansmith quantize CHECKPOINT --kv-cache fp8 -o OUT"),
+        (("--qformat", "fp8"), "run plansmith quantize CHECKPOINT --recipe NAME -o OUT"),
         (("--max_beam_width", 65), "--max_beam_width is 65, it must be between 1 and 64"),
         (("--draft", "fp8"), "--draft 'fp8' is not known; choose one of fp32"),
         (("--precision", "int4", "--draft", "int4"), "--draft int4 is no smaller than the engine's int4"),
@@ -104,6 +105,8 @@ def test_dry_run_writes_nothing(plansmith: Run, checkpoint: Path, tmp_path: Path
     facts = json.loads(result.out)
     assert facts["targets"] == ["cpu"] and facts["needed_disk_bytes"] > 0
     assert "family llama" in plansmith("build", checkpoint, "-o", tmp_path / "e", "--dry-run").out
+    gated = plansmith("build", checkpoint, "-o", tmp_path / "e", "--dry-run", "--gate", "kl<=nan")
+    assert gated.status == 1 and "'nan' for a number" in gated.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -98,6 +98,23 @@ def test_against(plansmith: Run, tiny_checkpoint: Callable[[str], Path], int8_en
     assert content["against"] == str(tiny_checkpoint("llama3"))
 
 
+def test_a_page_that_cannot_be_written_is_said_before_any_work(
+    plansmith: Run, int8_engine: Path, tmp_path: Path
+) -> None:
+    for page in (tmp_path, tmp_path / "nowhere" / "page.html"):
+        result = plansmith("eval", int8_engine, *SMALL, "--html", page)
+        assert result.status == 2 and "must be a file in a directory that exists" in result.err
+        assert "opening" not in result.err
+
+
+def test_sensitivities_of_floats_are_refused_before_any_work(
+    plansmith: Run, tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    result = plansmith("eval", tiny_checkpoint("llama"), "-p", "fp32", *SMALL, "--sensitivity")
+    assert result.status == 1 and "fp32 quantizes no layer" in result.err
+    assert "windows" not in result.err and "original" not in result.err
+
+
 def test_usage(plansmith: Run, int8_engine: Path, tmp_path: Path) -> None:
     assert plansmith("eval", int8_engine, "--contexts", "a,b").status == 2
     assert plansmith("eval", int8_engine, "--sensitivity-mode", "some").status == 2
