@@ -167,14 +167,15 @@ def judge_samples(model: Any, batch: torch.Tensor, vocab_size: int, facts: dict[
 
 
 def check_weights(model: Any, layers: Sequence[str]) -> None:
-    """Raise CheckpointError naming layers whose weights hold NaN or infinity, or nothing but zeros."""
-    broken: list[str] = []
+    """Raise CheckpointError naming weights of the model that hold NaN or infinity, and layers that are all zeros."""
+    broken = [
+        name.removesuffix(".weight")
+        for name, weight in model.named_parameters()
+        if not bool(weight.detach().isfinite().all())
+    ]
     empty: list[str] = []
     for name in layers:
-        largest = float(model.get_submodule(name).weight.abs().amax())
-        if not np.isfinite(largest):
-            broken.append(name)
-        elif largest == 0:
+        if float(model.get_submodule(name).weight.abs().amax()) == 0:
             empty.append(name)
     if broken:
         raise CheckpointError(
@@ -192,6 +193,9 @@ def check_scales(model: Any, layers: Sequence[str]) -> None:
     bad = []
     for name in layers:
         module = model.get_submodule(name)
+        factors = getattr(module.input_quantizer, "pre_quant_scale", None)
+        if factors is not None and not bool(factors.isfinite().all()):
+            bad.append(name)
         for one in ("weight_quantizer", "input_quantizer"):
             bad += [
                 name

@@ -21,7 +21,7 @@ from ..builder.precision import Precision, precision
 from ..builder.progress import Progress, no_progress
 from ..runtime.errors import InvalidArgumentError
 from ..runtime.tokenizer import Tokenizer
-from .eval_text import EvalText, read_text, tokenizer_of, windows
+from .eval_text import MIN_CONTEXT, EvalText, read_text, tokenizer_of, windows
 from .greedy import GreedyAgreement, greedy_agreement
 from .quality import Quality, Tally, joined
 from .scoring import PlanRunner, TokenRun, compile_cpu
@@ -180,6 +180,11 @@ def _cut(text: EvalText, tokenizer: Tokenizer, options: EvalOptions, limits: Lim
     most = min(limits.max_seq_len, len(prefix) + len(ids))
     notes: tuple[str, ...] = ()
     if options.contexts is None:
+        if len(ids) < MIN_CONTEXT:
+            raise InvalidArgumentError(
+                f"{text.name} has {len(ids)} tokens (--length is the most that are taken), too few to score; give a "
+                "text of some thousand tokens"
+            )
         lengths = sorted({min(length, most) for length in DEFAULT_CONTEXTS})
         if lengths[-1] < DEFAULT_CONTEXTS[-1]:
             notes = (

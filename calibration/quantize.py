@@ -159,6 +159,7 @@ def _quantize_model(plan: QuantizePlan, directory: Path, progress: Progress) -> 
     from .calibrate import ActivationWatch, batches, check_scales, check_weights, judge_samples
     from .model import load_model, read_config, stored_dtype
     from .simulate import simulate
+    from .smoothquant import lift_zero_columns
 
     options = plan.options
     torch.manual_seed(options.seed)
@@ -166,6 +167,8 @@ def _quantize_model(plan: QuantizePlan, directory: Path, progress: Progress) -> 
     names = [one.name for one in plan.layers]
     model = load_model(directory, options.device, options.quantize_lm_head)
     check_weights(model, names)
+    if any(one.algorithm == "smoothquant" for one in plan.recipes):
+        lift_zero_columns(model, names)
     facts: dict[str, Any] = {"source_config": read_config(directory), "notes": []}
     data: list[torch.Tensor] = []
     if plan.samples is not None:

@@ -12,8 +12,26 @@ from .calibrate import batches, logits, mean_kl
 from .dataset import Samples
 from .progress import Progress
 
+# Of a layer's largest weight: what a column of zeros gets. It rounds to 0 where it stands beside that weight.
+LEAST_SHARE = 1e-6
+LEAST = 1e-8
+
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 SEARCH_WINDOWS = 16  # of the calibration samples; the maxima that decide show up in few
+
+
+def lift_zero_columns(model: Any, layers: Sequence[str]) -> None:
+    """Give columns of zeros, as pruned weights have, one weight that is next to nothing.
+
+    ModelOpt's factors of such columns are 0, at which it fails, or 0 / 0 where the input is 0 as well.
+    """
+    for name in layers:
+        weight = model.get_submodule(name).weight
+        with torch.no_grad():
+            sizes = weight.abs()
+            least = max(float(sizes.amax()) * LEAST_SHARE, LEAST)
+            row = int(sizes.amax(dim=1).argmax())
+            weight[row, sizes.amax(dim=0) < least] = least
 
 
 def search_alpha(

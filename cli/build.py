@@ -125,10 +125,11 @@ def build(
     plan = plan_build(
         source, target or ["cpu"], precision=precision, limits=limits, draft=draft, tokenizer=tokenizer_dir
     )
-    if dry_run:
-        _print_plan(plan, output, as_json)
-        return
     with BuildProgress(quiet=as_json) as progress:
+        judge = _judge(plan, gate, against, progress)
+        if dry_run:
+            _print_plan(plan, output, as_json)
+            return
         report = build_engine(
             plan,
             output,
@@ -136,7 +137,7 @@ def build(
             keep_going=keep_going,
             workers=workers,
             progress=progress,
-            judge=_judge(plan, gate, against, progress),
+            judge=judge,
         )
     if as_json:
         print_json(report.to_json())

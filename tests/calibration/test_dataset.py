@@ -137,6 +137,20 @@ def test_files_that_are_refused(name: str, content: bytes, message: str, tmp_pat
         load_documents(resolve_source(str(tmp_path / name)))
 
 
+def test_half_characters_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "\\ud800"}\n', encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match=r"texts\.jsonl:2: has half of a character"):
+        load_documents(path)
+
+
+def test_one_long_document_is_read_as_far_as_it_is_needed(tokenizer: Tokenizer) -> None:
+    asked = {"size": 4, "length": 32, "seed": 0, "source": "x", "vocab_size": 320}
+    short, long = "the quick brown fox " * 200, "the quick brown fox " * 100_000
+    made = [make_samples([text], tokenizer, **asked) for text in (short, long)]
+    assert np.array_equal(made[0].ids, made[1].ids)
+
+
 def test_too_few_tokens(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidArgumentError, match=r"has \d+ tokens, too few.*--calib-data"):
         _samples(["short"], tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -314,6 +315,38 @@ def test_a_gguf_file(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> No
 # ---------------------------------------------------------------- errors, and what is left behind
 
 
+def test_weights_that_no_recipe_touches_are_looked_at_too(
+    tiny_checkpoint: Tiny, options: Make, tmp_path: Path
+) -> None:
+    """A checkpoint with them would be written, and no engine could be built of it."""
+    for name in ("model.embed_tokens", "lm_head", "model.norm"):
+        source = _changed(tiny_checkpoint("llama"), tmp_path / name, f"{name}.weight", np.nan)
+        with pytest.raises(CheckpointError, match=f"the weight of {name} holds NaN"):
+            quantize_checkpoint(source, tmp_path / "out", options(recipe="int8_wo"))
+
+
+def test_smoothing_channels_that_are_pruned(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
+    """Columns of zeros, under a norm that makes the same inputs zero as well: 0 / 0 without care."""
+    from safetensors.torch import load_file, save_file
+
+    source = tmp_path / "source"
+    shutil.copytree(tiny_checkpoint("llama"), source)
+    tensors, layer = load_file(source / "model.safetensors"), "model.layers.0"
+    for part in ("gate_proj", "up_proj"):
+        tensors[f"{layer}.mlp.{part}.weight"][:, :9] = 0
+    tensors[f"{layer}.post_attention_layernorm.weight"][:3] = 0
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    for alpha in (0.0, 0.5, 1.0):
+        out = tmp_path / str(alpha)
+        quantize_checkpoint(source, out, options(recipe="int8_sq", smoothquant=alpha))
+        stored = Exported(out)
+        for part in ("gate_proj", "up_proj"):
+            assert stored.tensors[f"{layer}.mlp.{part}.pre_quant_scale"].isfinite().all()
+            weight = stored.weight(f"{layer}.mlp.{part}")
+            factors = stored.tensors[f"{layer}.mlp.{part}.pre_quant_scale"].float()
+            assert (weight * factors)[:, :9].abs().max() < 1e-5 * weight.abs().max()
+
+
 def test_damaged_weights_are_named(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
     source = _changed(tiny_checkpoint("llama"), tmp_path / "nan", "model.layers.1.mlp.up_proj.weight", np.nan)
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj holds NaN"):
@@ -324,7 +357,7 @@ def test_damaged_weights_are_named(tiny_checkpoint: Tiny, options: Make, tmp_pat
     with pytest.raises(CheckpointError, match=r"q_proj is 0 throughout.*--exclude"):
         quantize_checkpoint(source, tmp_path / "out", options(recipe="int8_wo"))
     source = _changed(
-        tiny_checkpoint("llama"), tmp_path / "norm", "model.layers.1.input_layernorm.weight", np.nan
+        tiny_checkpoint("llama"), tmp_path / "norm", "model.layers.1.input_layernorm.weight", 3e38
     )
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.q_proj.* is NaN or infinite"):
         quantize_checkpoint(source, tmp_path / "out", options(recipe="fp8"))
@@ -394,8 +427,6 @@ def test_an_output_that_is_there(tiny_checkpoint: Tiny, options: Make, tmp_path:
 
 
 def test_an_output_that_the_source_lies_in(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
-    import shutil
-
     outer = tmp_path / "outer"
     source = shutil.copytree(tiny_checkpoint("llama"), outer / "source")
     (outer / "plansmith_quantize.json").write_text("{}")
