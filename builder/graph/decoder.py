@@ -4,21 +4,24 @@ The node patterns, which the lowerings match. `/` separates a node from its weig
 "<node>/out" unless said otherwise, and "<name>/out" is always the last value of the unit <name>. C is the compute type.
 
 weights     initializer `<name>.weight` is [in, out] for matrices, [V, E] for `embed.weight`; what follows by the
-            product's Scheme (builder/scheme.py), all scales C [..]:
+            product's Scheme (builder/scheme.py), all scales FLOAT, or C where they were made here (--precision int8,
+            int4); DequantizeLinear has output_dtype C where its scales are not:
             float              the initializer has the precision's float type; Cast `<name>.weight/cast` where not C
             int8, fp8, int4    INT8, FLOAT8E4M3FN, INT4 [in, out] and `<name>.weight.scale` -> DequantizeLinear
                                `<name>.weight/dq`; the scale is [] for the whole weight, [out] with axis=1 for a scale
                                an output, [in/group, out] with axis=0, block_size=group for groups
             zero points        int4 is then UINT4 and the third input `<name>.weight.zero` UINT4 [in/group, out]
             fp4                FLOAT4E2M1 [in, out]; its scale is DequantizeLinear `<name>.weight/scale_dq` of
-                               `<name>.weight.scale` FLOAT8E4M3FN [in/16, out] by `<name>.weight.scale_2` C []
+                               `<name>.weight.scale` FLOAT8E4M3FN [in/16, out] by `<name>.weight.scale_2` FLOAT []
             fp8_grid           behind the dq of int4: QuantizeLinear `<name>.weight/grid_q` to FLOAT8E4M3FN by
-                               `<name>.weight.grid` C [] -> DequantizeLinear `<name>.weight/grid_dq`
+                               `<name>.weight.grid` FLOAT [] -> DequantizeLinear `<name>.weight/grid_dq`
             biases `<name>.bias` are C, norm weights FLOAT with the offset (1 + w) already added
 input       of a quantized product, <name> the first of those that share it, each step where the Scheme has it:
-            Mul(x, `<name>.input.pre_scale` C [in]) `<name>/pre_scale`, then either, static, QuantizeLinear
-            `<name>/input_q` to INT8 or FLOAT8E4M3FN by `<name>.input.scale` C [] (zero point `<name>.input.zero`) ->
-            DequantizeLinear `<name>/input_dq`; or, dynamic and fp4, plansmith::RoundInput `<name>/round`
+            Mul(x, `<name>.input.pre_scale` C [in]) `<name>/pre_scale` (in FLOAT, between Casts
+            `<name>/pre_scale/to_f32` and `.../to_compute`, where C does not hold the factors), then either, static,
+            QuantizeLinear `<name>/input_q` to INT8 or FLOAT8E4M3FN by `<name>.input.scale` FLOAT [] (zero point
+            `<name>.input.zero`) -> DequantizeLinear `<name>/input_dq`; or, dynamic and fp4, plansmith::RoundInput
+            `<name>/round`
 linear      MatMul(x, weight) `<name>/matmul` [-> Add(y, bias) `<name>/bias`] = `<name>/out`;
             <name> is layers.N.{q,k,v,o,gate,up,down} or lm_head
 norm        RMSNormalization(axis=-1) `<name>` = `<name>/out`; between Cast `<name>/to_f32` and Cast

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..scheme import FP4_GROUP, QuantizedInput, Scheme
@@ -12,6 +14,8 @@ from . import contract
 from .graph_builder import GraphBuilder, value
 
 _CODES = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
+
+Array = npt.NDArray[Any]
 
 _Key = tuple[ir.Value, str, int, float, bytes | None]
 
@@ -45,8 +49,7 @@ class InputRounding:
     ) -> ir.Value:
         g = self._g
         if calibrated.pre_scale is not None:
-            factors = g.const(f"{name}.input.pre_scale", calibrated.pre_scale.astype(g.compute.numpy()))
-            x = g.node("Mul", [x, factors], f"{name}/pre_scale", g.compute, shape)
+            x = self._times(x, name, calibrated.pre_scale, shape)
         if scheme.input == "float":
             return x
         if scheme.input == "fp4" or not scheme.is_static:
@@ -64,7 +67,28 @@ class InputRounding:
             )
             return rounded
         codes = _CODES[scheme.input]
-        scale = g.scalar(f"{name}.input.scale", calibrated.scale)
+        scale = g.const_f32(f"{name}.input.scale", calibrated.scale)
+        to_compute = {} if g.compute == ir.DataType.FLOAT else {"output_dtype": int(g.compute)}
         zero = g.const(f"{name}.input.zero", np.zeros((), codes.numpy()))
         q = g.node("QuantizeLinear", [x, scale, zero], f"{name}/input_q", codes, shape)
-        return g.node("DequantizeLinear", [q, scale, zero], f"{name}/input_dq", g.compute, shape)
+        return g.node("DequantizeLinear", [q, scale, zero], f"{name}/input_dq", g.compute, shape, to_compute)
+
+    def _times(self, x: ir.Value, name: str, factors: Array, shape: tuple[int | str, ...]) -> ir.Value:
+        """Return x times the factors, in float32 where the compute type does not hold them."""
+        g, wide, kind = self._g, ir.DataType.FLOAT, self._g.compute
+        if holds(factors, kind):
+            held = g.const(f"{name}.input.pre_scale", factors.astype(kind.numpy()))
+            return g.node("Mul", [x, held], f"{name}/pre_scale", kind, shape)
+        held = g.const(f"{name}.input.pre_scale", factors.astype(np.float32))
+        x = g.node("Cast", [x], f"{name}/pre_scale/to_f32", wide, shape, {"to": int(wide)})
+        x = g.node("Mul", [x, held], f"{name}/pre_scale", wide, shape)
+        return g.node("Cast", [x], f"{name}/pre_scale/to_compute", kind, shape, {"to": int(kind)})
+
+
+def holds(numbers: Array, kind: ir.DataType) -> bool:
+    """Return whether a float type holds all numbers to 2^-9 of each (bfloat16: to 2^-8, as it holds any number)."""
+    share = 2.0**-8 if kind == ir.DataType.BFLOAT16 else 2.0**-9
+    wanted = np.asarray(numbers, np.float64)
+    with np.errstate(over="ignore"):
+        found = np.asarray(numbers).astype(kind.numpy()).astype(np.float64)
+    return bool((np.abs(found - wanted) <= np.abs(wanted) * share).all())

@@ -37,12 +37,27 @@ _FLOATS = {
 _SLICE_ELEMENTS = 1 << 18  # checked at a time, so that little more than the result is held
 
 
+_KEPT_BYTES = 1 << 16
+
+
 @dataclasses.dataclass
 class _Last:
-    """The weight that was quantized or unpacked last: a weight's initializers share one pass."""
+    """The weight that was quantized or unpacked last: a weight's initializers share one pass.
+
+    factors, scales : scale_2 of all weights seen, and scales that are small: those of scalars are written apart
+    """
 
     name: str | None = None
     weight: QuantizedWeight | None = None
+    factors: dict[str, float] = dataclasses.field(default_factory=dict)
+    scales: dict[str, Array] = dataclasses.field(default_factory=dict)
+
+    def keep(self, name: str, weight: QuantizedWeight) -> None:
+        """Make a weight the last."""
+        self.name, self.weight = name, weight
+        self.factors[name] = weight.scale_2
+        if weight.scale.nbytes <= _KEPT_BYTES:
+            self.scales[name] = np.array(weight.scale)
 
 
 class WeightLoader:
@@ -144,27 +159,28 @@ class WeightLoader:
 
     def _dequantized(self, name: str, scheme: Scheme, n: int, k: int) -> ir.Value:
         """Return [K, N] of a quantized weight as the nodes of decoder.py."""
-        g, compute = self.g, self.g.compute
+        g, compute, held = self.g, self.g.compute, self._scale_type()
         kind = ir.DataType.UINT4 if scheme.zero_points else _CODES[scheme.weight]
         codes = g.lazy(name, kind, (k, n), lambda: self._codes(name, scheme, kind))
         shape, attrs = _scale_form(scheme, n, k)
+        to_compute = {} if held == compute else {"output_dtype": int(compute)}
         inputs = [codes]
         if scheme.weight == "fp4":
             fp8 = ir.DataType.FLOAT8E4M3FN
             blocks = g.lazy(f"{name}.scale", fp8, shape, lambda: self._scale(name, scheme))
-            outer = g.lazy(f"{name}.scale_2", compute, (), lambda: self._scale_2(name, scheme))
-            inputs.append(g.node("DequantizeLinear", [blocks, outer], f"{name}/scale_dq", compute, shape))
+            outer = g.lazy(f"{name}.scale_2", held, (), lambda: self._scale_2(name, scheme))
+            inputs.append(g.node("DequantizeLinear", [blocks, outer], f"{name}/scale_dq", held, shape))
         else:
-            inputs.append(g.lazy(f"{name}.scale", compute, shape, lambda: self._scale(name, scheme)))
+            inputs.append(g.lazy(f"{name}.scale", held, shape, lambda: self._scale(name, scheme)))
         if scheme.zero_points:
             inputs.append(g.lazy(f"{name}.zero", kind, shape, lambda: self._zero(name, scheme)))
-        w = g.node("DequantizeLinear", inputs, f"{name}/dq", compute, (k, n), attrs)
+        w = g.node("DequantizeLinear", inputs, f"{name}/dq", compute, (k, n), attrs | to_compute)
         if scheme.fp8_grid:
             fp8 = ir.DataType.FLOAT8E4M3FN
-            grid = g.lazy(f"{name}.grid", compute, (), lambda: self._scale_2(name, scheme))
+            grid = g.lazy(f"{name}.grid", held, (), lambda: self._scale_2(name, scheme))
             zero = g.const(f"{name}.grid_zero", np.zeros((), fp8.numpy()))
             q = g.node("QuantizeLinear", [w, grid, zero], f"{name}/grid_q", fp8, (k, n))
-            w = g.node("DequantizeLinear", [q, grid, zero], f"{name}/grid_dq", compute, (k, n))
+            w = g.node("DequantizeLinear", [q, grid, zero], f"{name}/grid_dq", compute, (k, n), to_compute)
         return w
 
     def _codes(self, name: str, scheme: Scheme, kind: ir.DataType) -> Array:
@@ -173,19 +189,30 @@ class WeightLoader:
 
     def _scale(self, name: str, scheme: Scheme) -> Array:
         """Return a weight's scales as [groups, out], in the type that they are stored in."""
-        scale = self._quantized(name, scheme).scale
-        kind = scale.dtype if scheme.weight == "fp4" else self.g.compute.numpy()
+        scale = self._last.scales.get(name)
+        if scale is None:
+            scale = self._quantized(name, scheme).scale
+        kind = scale.dtype if scheme.weight == "fp4" else self._scale_type().numpy()
         stored: Array = scale.T.astype(kind, order="C")
         return stored
 
     def _scale_2(self, name: str, scheme: Scheme) -> Array:
-        return np.array(self._quantized(name, scheme).scale_2, self.g.compute.numpy())
+        if name not in self._last.factors:
+            self._quantized(name, scheme)
+        return np.array(self._last.factors[name], self._scale_type().numpy())
 
     def _zero(self, name: str, scheme: Scheme) -> Array:
         zero = self._quantized(name, scheme).zero
         assert zero is not None
         stored: Array = zero.T.astype(ml_dtypes.uint4, order="C")
         return stored
+
+    def _scale_type(self) -> ir.DataType:
+        """Return the type of scales: float32 for a checkpoint's, which half floats may not hold.
+
+        Those that are made here are rounded to the compute type before codes are, so they lose nothing in it.
+        """
+        return self.g.compute if self.precision.quantization is None else ir.DataType.FLOAT
 
     def _stored_type(self) -> ir.DataType:
         return _FLOATS[self.precision.float_type]
@@ -214,7 +241,8 @@ class WeightLoader:
                 weight = self._quantized_source().quantized(name)
             else:
                 weight = self._rounded(name, scheme)
-            last.name, last.weight = name, weight
+            last.keep(name, weight)
+            return weight
         return last.weight
 
     def _rounded(self, name: str, scheme: Scheme) -> QuantizedWeight:

@@ -24,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ....runtime.errors import CheckpointError
+from ...graph.inputs import holds
 from ...scheme import FP4_GROUP
 from .pen import Pen
-from .rounded_inputs import RoundedInput, RoundedInputs
+from .rounded_inputs import SMALLEST_HALF, RoundedInput, RoundedInputs
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +40,7 @@ _FORMATS = {
     ir.DataType.FLOAT8E4M3FN: "fp8",
     ir.DataType.FLOAT4E2M1: "fp4",
 }
+_LARGEST_HALF = 65504.0
 _MIDDLE = 8  # codes of UINT4 less this are INT4
 
 
@@ -105,18 +108,34 @@ class _Products:
         name = str(node.name)
         if x is not None and weight is not None and self._meets_as_codes(x, weight):
             return self._product_of_codes(name, x, weight)
-        if x is None and (weight is None or (weight.codes.dtype != _U4 and weight.format != "fp4")):
+        if x is None and weight is None:
             return None
         plain = _input(node, 0) if x is None else self.inputs.rounded(x)
         if weight is None:
             return self.pen.node("MatMul", [plain, _input(node, 1)], f"{name}/plain", self.pen.compute)
         if weight.codes.dtype == _U4 and weight.grid is None:
             return self._with_zero_points(name, plain, weight)
-        if weight.format == "fp4":
-            matrix = self.pen.cast(self._fp4_weight(weight), f"{weight.dequantize.name}/to_compute")
-        else:
-            matrix = self._scaled(weight, None) if weight.grid else weight.dequantize.outputs[0]
+        matrix = self._plain(weight)
+        if x is None and matrix is _input(node, 1):
+            return None
         return self.pen.node("MatMul", [plain, matrix], f"{name}/plain", self.pen.compute)
+
+    def _plain(self, weight: _Weight) -> ir.Value:
+        """Return a weight in the compute type, its scales met in float32 where that costs nothing.
+
+        INT4 has kernels of its own, which take scales of the compute type alone.
+        """
+        pen, node = self.pen, weight.dequantize
+        if weight.format == "fp4":
+            return pen.cast(self._fp4_weight(weight), f"{node.name}/to_compute")
+        if weight.grid is not None:
+            return pen.cast(self._on_grid(weight, self._float(weight.final_scale)), f"{node.name}/to_compute")
+        if weight.scale.dtype == pen.compute:
+            return node.outputs[0]
+        if weight.format == "int4":
+            return self._dequantize(node, weight.codes, self._held(weight), f"{node.name}/rtx", pen.compute)
+        wide = self._dequantize(node, weight.codes, weight.scale, f"{node.name}/rtx", _F32)
+        return pen.cast(wide, f"{node.name}/to_compute")
 
     def _meets_as_codes(self, x: RoundedInput, weight: _Weight) -> bool:
         return x.format == weight.format and x.has_row_scales and not weight.is_grouped
@@ -124,21 +143,15 @@ class _Products:
     def _product_of_codes(self, name: str, x: RoundedInput, weight: _Weight) -> ir.Value:
         pen = self.pen
         behind: list[ir.Value] = []
+        rest = 1.0
         if x.is_static:
-            codes = self.inputs.static(x)
+            codes, rest = self.inputs.static(x)
         else:
             codes, scale = self.inputs.by_row(x)
             behind.append(scale)
-        sharing = self._sharing[x.name]
-        if weight.is_whole and len(sharing) == 1:
-            matrix = self._scaled(weight, None)
-        else:
-            unit = self._unit(x, sharing)
-            matrix = self._scaled(weight, unit)
-            behind.append(self._shares(weight, unit))
-        y = pen.node("MatMul", [codes, matrix], f"{name}/codes", pen.compute)
-        if not behind:
-            return y
+        unit = self._unit(x, self._sharing[x.name])
+        behind.append(self._shares(weight, unit, rest))
+        y = pen.node("MatMul", [codes, self._times_unit(weight, unit)], f"{name}/codes", pen.compute)
         y = pen.cast(y, f"{name}/f32", _F32)
         for i, factor in enumerate(behind):
             y = pen.node("Mul", [y, factor], f"{name}/scaled.{i}", _F32)
@@ -149,41 +162,52 @@ class _Products:
 
         It is their largest scale. With a row's scales behind them the products are then below K * max|w|. With a static
         one the sums of an output of small scales may be as large as any, and get this constant: so a 16th of it.
+        raises (when it is written): CheckpointError for a scale beyond float16's range
         """
-        pen, part = self.pen, np.float32(16 if x.is_static else 1)
+        has_one_scale = len(sharing) == 1 and sharing[0].is_whole
+        pen, part = self.pen, np.float32(16 if x.is_static and not has_one_scale else 1)
         scales = [one.final_scale for one in sharing]
 
         def unit(_: Array) -> Array:
             largest = max(np.float32(pen.data(one).max()) for one in scales)
-            found = np.asarray(largest / part, pen.compute.numpy())
+            _check_range(str(scales[0].name), largest, pen.compute)
+            kind = pen.compute.numpy()
+            found = np.asarray(largest / part, kind)
+            if found == 0 and largest > 0:
+                return np.asarray(SMALLEST_HALF, kind)
             return found if found > 0 else np.ones_like(found)
 
         return pen.derived(f"{x.name}/unit", pen.compute, ir.Shape(()), scales[0], unit)
 
-    def _shares(self, weight: _Weight, unit: ir.Value) -> ir.Value:
-        """Return a weight's scales as shares of the unit, float32 like the scales."""
+    def _shares(self, weight: _Weight, unit: ir.Value, rest: float) -> ir.Value:
+        """Return a weight's scales as shares of the unit, float32 like the scales, times what the input's lacks."""
         scale = weight.final_scale
 
         def shares(scales: Array) -> Array:
             over: Array = scales.astype(np.float32) / self.pen.data(unit).astype(np.float32)
+            over *= np.float32(rest)
             return over
 
         return self.pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, shares)
 
-    def _scaled(self, weight: _Weight, unit: ir.Value | None) -> ir.Value:
-        """Return a weight's codes times one constant, by default its own; the FP8 grid is met in float32."""
+    def _times_unit(self, weight: _Weight, unit: ir.Value) -> ir.Value:
+        """Return a weight's codes times one constant, in the compute type."""
+        if weight.grid is not None:
+            return self._on_grid(weight, unit)
+        return self.pen.node(
+            "DequantizeLinear", [weight.codes, unit], f"{weight.dequantize.name}/rtx", self.pen.compute
+        )
+
+    def _on_grid(self, weight: _Weight, factor: ir.Value) -> ir.Value:
+        """Return the FP8 codes that a weight is rounded to times a constant, in its type."""
+        assert weight.grid is not None
         pen, node = self.pen, weight.dequantize
-        if weight.grid is None:
-            if unit is None:
-                return node.outputs[0]
-            return pen.node("DequantizeLinear", [weight.codes, unit], f"{node.name}/rtx", pen.compute)
         quantize, dequantize = weight.grid
         codes = weight.codes if weight.codes.dtype != _U4 else self._less_zeros(weight)
         w = self._dequantize(node, codes, self._float(weight.scale), f"{node.name}/rtx", _F32)
         grid, zero = _input(quantize, 1), _input(quantize, 2)
         codes = pen.node("QuantizeLinear", [w, self._float(grid), zero], f"{quantize.name}/rtx", zero.dtype)
-        values = [codes, unit or grid, zero]
-        return pen.node("DequantizeLinear", values, f"{dequantize.name}/rtx", pen.compute)
+        return pen.node("DequantizeLinear", [codes, factor, zero], f"{dequantize.name}/rtx", factor.dtype)
 
     def _less_zeros(self, weight: _Weight) -> ir.Value:
         """Return UINT4 codes less their zero points, as INT8."""
@@ -203,8 +227,29 @@ class _Products:
     def _dequantize(
         self, like: ir.Node, codes: ir.Value, scale: ir.Value, name: str, dtype: ir.DataType
     ) -> ir.Value:
-        attributes: dict[str, Any] = {key: like.attributes[key].as_int() for key in like.attributes}
+        names = [key for key in like.attributes if key != "output_dtype"]
+        attributes: dict[str, Any] = {key: like.attributes[key].as_int() for key in names}
         return self.pen.node("DequantizeLinear", [codes, scale], name, dtype, **attributes)
+
+    def _held(self, weight: _Weight) -> ir.Value:
+        """Return the scales of INT4 in the compute type.
+
+        raises (when they are written): CheckpointError for scales beyond float16's range, at either end
+        """
+        scale, compute = weight.scale, self.pen.compute
+        if scale.dtype == compute:
+            return scale
+
+        def check(scales: Array) -> Array:
+            _check_range(str(scale.name), scales.max(), compute)
+            if not holds(scales.max(), compute):
+                raise CheckpointError(
+                    f"{scale.name} has no scale above {scales.max():.3g}, of which float16 keeps too few bits; build "
+                    "for cpu alone, or quantize to fp8 or int8, whose scales stay float32"
+                )
+            return scales
+
+        return self.pen.derived(f"{scale.name}/held", compute, scale.shape, scale, check)
 
     def _float(self, scale: ir.Value) -> ir.Value:
         """Return a constant scale in float32."""
@@ -226,7 +271,7 @@ class _Products:
     def _with_zero_points(self, name: str, x: ir.Value, weight: _Weight) -> ir.Value:
         """(code - zero) * scale = (code - 8) * scale + (8 - zero) * scale, whose second part is one row a group."""
         pen, node = self.pen, weight.dequantize
-        shape, scale, zero = weight.codes.shape, weight.scale, _input(node, 2)
+        shape, scale, zero = weight.codes.shape, self._held(weight), _input(node, 2)
         assert shape is not None and scale.shape is not None
         rows, outputs = int(shape[0]), int(shape[1])  # type: ignore[arg-type]
         group = node.attributes.get_int("block_size", rows)
@@ -292,6 +337,13 @@ def _input(node: ir.Node, index: int) -> ir.Value:
     value = node.inputs[index]
     assert value is not None
     return value
+
+
+def _check_range(name: str, largest: Any, kind: ir.DataType) -> None:
+    if kind == ir.DataType.FLOAT16 and float(largest) > _LARGEST_HALF:
+        raise CheckpointError(
+            f"{name} has a scale of {float(largest):.3g}, float16 ends at {_LARGEST_HALF:g}; build for cpu alone"
+        )
 
 
 def _same(values: Array) -> Array:

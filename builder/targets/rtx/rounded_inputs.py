@@ -24,6 +24,7 @@ _F32, _FP4, _FP8, _I8 = (
 )
 _CODES = {"int8": _I8, "fp8": _FP8}
 _MAX = {"int8": INT8_MAX, "fp8": FP8_MAX}
+SMALLEST_HALF = 2.0**-24  # what float16 has above 0
 _ABOVE = {"int8": 128.0, "fp8": 512.0}  # the powers of two above those
 
 
@@ -80,8 +81,18 @@ class RoundedInputs:
         assert x is not None and x.shape is not None
         return RoundedInput(x, int(x.shape[1]), kind, group, scale, str(node.name))  # type: ignore[arg-type]
 
-    def static(self, one: RoundedInput) -> ir.Value:
-        """Return a statically rounded input in the compute type, as DequantizeLinear of codes."""
+    def static(self, one: RoundedInput) -> tuple[ir.Value, float]:
+        """Return a statically rounded input in the compute type, as DequantizeLinear of codes, over a factor.
+
+        The factor is what the compute type lacks of the scale, near 1 but for scales that are small.
+        """
+        assert one.scale is not None and one.scale.const_value is not None
+        scale = float(one.scale.const_value.numpy())
+        kind = self._pen.compute.numpy()
+        with np.errstate(over="ignore"):
+            held = np.array(scale, kind)
+        if held == 0 or np.isinf(held):
+            held = np.array(SMALLEST_HALF if held == 0 else 1, kind)
 
         def make() -> ir.Value:
             assert one.scale is not None
@@ -89,9 +100,10 @@ class RoundedInputs:
             x = pen.cast(one.x, f"{one.name}/f32", _F32)
             values = [x, self._float(one.scale), zero]
             codes = pen.node("QuantizeLinear", values, f"{one.name}/rtx", _CODES[one.format])
-            return pen.node("DequantizeLinear", [codes, one.scale, zero], f"{one.name}/static", pen.compute)
+            unit = pen.const(f"{one.scale.name}/held", held)
+            return pen.node("DequantizeLinear", [codes, unit, zero], f"{one.name}/static", pen.compute)
 
-        return self._once(one, "static", make)
+        return self._once(one, "static", make), scale / float(held)
 
     def by_row(self, one: RoundedInput) -> tuple[ir.Value, ir.Value]:
         """Return a row's codes [T, K] over the power of two above them, in the compute type, and its scales times that.

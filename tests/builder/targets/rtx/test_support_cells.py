@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from plansmith.builder.graph import build_graph, save
@@ -161,11 +162,25 @@ def _gpu_of(name: str) -> str:
     return "sm120" if SCHEMES[name].weight == "fp4" else "sm89"
 
 
+def with_half_scales(model: ir.Model) -> ir.Model:
+    """Return a graph with its float32 scales in float16, as its products are."""
+    for value in model.graph.initializers.values():
+        if value.dtype == ir.DataType.FLOAT:
+            value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float16), name=value.name)  # type: ignore[union-attr]
+            value.dtype = ir.DataType.FLOAT16
+    for node in model.graph:
+        node.attributes.pop("output_dtype", None)
+    return model
+
+
 def test_the_compiler_still_needs_these_forms(tmp_path: Path) -> None:
-    """Graphs as build_graph makes them: where this fails, a newer compiler has come to compute them rightly."""
+    """Graphs that are not lowered: where this fails, a newer compiler has come to compute them rightly."""
     cells = []
     for name in ("fp8_channels_static", "int8_groups_static"):
-        save(one_product(name, ir.DataType.FLOAT16, is_lowered=False), tmp_path / f"{name}.onnx")
+        save(
+            with_half_scales(one_product(name, ir.DataType.FLOAT16, is_lowered=False)),
+            tmp_path / f"{name}.onnx",
+        )
         cells.append(Cell(name, tmp_path / f"{name}.onnx", ["SM89"], PRODUCT_SHAPES))
     found = compile_cells(cells, tmp_path)
     channels, groups = (found[cell.name].products for cell in cells)
@@ -174,6 +189,23 @@ def test_the_compiler_still_needs_these_forms(tmp_path: Path) -> None:
     assert groups[0] == Product(
         "int8", "int8", "half", 1.0, 8 * 128
     )  # scales of 8 groups behind the whole sums
+
+
+def test_scales_below_half_floats_reach_the_plan(tmp_path: Path) -> None:
+    """The one factor of a product of codes is that of the input times that of the weight, here 2^-24 * 3."""
+    model = one_product("fp8", ir.DataType.FLOAT16)
+    scale, unit = (
+        model.graph.initializers[f"rtx/{name}"]
+        for name in ("layers.0.down.input.scale/held", "layers.0.down/input_q/unit")
+    )
+    for value in (scale, unit):
+        value.const_value = ir.Tensor(np.array(3 * 2.0**-24, np.float16), name=value.name)
+    save(model, tmp_path / "one.onnx")
+    found = compile_cells([Cell("one", tmp_path / "one.onnx", ["SM89"], PRODUCT_SHAPES)], tmp_path)["one"]
+    assert found.products is not None, found.words
+    (product,) = found.products
+    assert (product.a, product.b, product.folded) == ("fp8_e4m3", "fp8_e4m3", 0)
+    assert product.alpha == pytest.approx(9 * 2.0**-48, rel=1e-6)
 
 
 @pytest.mark.parametrize(
