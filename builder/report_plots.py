@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
+
+from .report_text import text
 
 _WIDTH, _HEIGHT = 860, 220
 _LEFT, _BOTTOM, _TOP = 64, 34, 10
@@ -37,7 +38,7 @@ def legend(names: Sequence[str], colours: Sequence[int] | None = None) -> str:
     """Return names with their colours; without numbers of colours they are those of series 0, 1, ..."""
     colours = range(len(names)) if colours is None else colours
     parts = (
-        f'<span><i class="s{colour}"></i>{html.escape(name, quote=True)}</span>'
+        f'<span><i class="s{colour}"></i>{text(name)}</span>'
         for name, colour in zip(names, colours, strict=True)
     )
     return f'<p class="legend">{"".join(parts)}</p>'
@@ -49,7 +50,7 @@ def bytes_bar(kinds: Sequence[str], sizes: Mapping[str, int], most: int) -> str:
     for kind, colour in zip(kinds, type_colours(kinds), strict=True):
         width = 1000.0 * sizes.get(kind, 0) / max(most, 1)
         if width > 0:
-            tip = f"<title>{html.escape(kind, quote=True)}: {sizes[kind]:,} bytes</title>"
+            tip = f"<title>{text(kind)}: {sizes[kind]:,} bytes</title>"
             frame = f'x="{at:.1f}" y="0" width="{width:.1f}" height="20"'
             parts.append(f'<rect class="s{colour}" {frame}>{tip}</rect>')
         at += width
@@ -78,7 +79,7 @@ def layer_bars(layers: Sequence[str], series: Sequence[tuple[str, Sequence[float
             value = one[at]
             high = tall * min(max(value, 0.0), top) / top if math.isfinite(value) else tall
             shown = f"{value:.4g}" if math.isfinite(value) else "not a number"
-            tip = f"<title>{html.escape(f'{layer}: {shown} ({name})', quote=True)}</title>"
+            tip = f"<title>{text(f'{layer}: {shown} ({name})')}</title>"
             parts.append(
                 f'<rect class="s{idx}" x="{left + width * idx:.1f}" y="{_TOP + tall - high:.1f}" '
                 f'width="{width:.1f}" height="{high:.1f}">{tip}</rect>'
@@ -89,9 +90,7 @@ def layer_bars(layers: Sequence[str], series: Sequence[tuple[str, Sequence[float
             anchor = "middle" if short.isdigit() else "end"
             y = _HEIGHT - _BOTTOM + 14 if short.isdigit() else _HEIGHT - 4
             x = x if short.isdigit() else min(x + slot / 2, _WIDTH)
-            parts.append(
-                f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{html.escape(short, quote=True)}</text>'
-            )
+            parts.append(f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}">{text(short)}</text>')
     frame = f'class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="KL by layer"'
     return f"<svg {frame}>{''.join(parts)}</svg>"
 

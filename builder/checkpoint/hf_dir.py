@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..scheme import Quantization
 from ..spec import DecoderSpec
 from .config import Config
 from .families import FAMILIES, Family
+from .json_file import read_json
 from .quantized import QUANT_CONFIG, QUANT_FIELDS, QuantizedWeights, find_reader, untie_quantized_head
 from .safetensors_file import SafetensorsFile
 from .tokenizer_check import check_tokenizer
@@ -32,23 +32,6 @@ _MOE_FIELDS = (
     "moe_num_experts",
 )
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object; CheckpointError when it is missing, not JSON, or no object."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: is missing; give a complete checkpoint directory") from None
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
-    except (ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path}: is not valid JSON ({e}); download or save it again") from e
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path}: holds a {type(value).__name__}, wanted a JSON object; download it again"
-        )
-    return value
 
 
 def find_family(data: Mapping[str, Any], where: str) -> Family:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError
+from .json_file import read_optional_json
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -46,7 +45,10 @@ def special_ids(directory: Path) -> dict[str, Any]:
     The end-of-sequence ids of generation_config.json go first, then config.json, then the names in
     tokenizer_config.json. raises CheckpointError for a file that is damaged.
     """
-    generation, config = _json(directory / "generation_config.json"), _json(directory / "config.json")
+    generation, config = (
+        read_optional_json(directory / "generation_config.json"),
+        read_optional_json(directory / "config.json"),
+    )
     if "model_type" not in config:
         config = {}
     named = _named_ids(directory)
@@ -59,8 +61,8 @@ def special_ids(directory: Path) -> dict[str, Any]:
 
 def _named_ids(directory: Path) -> dict[str, int]:
     """Return the ids of the tokens that tokenizer_config.json calls bos_token, eos_token and pad_token."""
-    names = _json(directory / "tokenizer_config.json")
-    tokenizer = _json(directory / "tokenizer.json")
+    names = read_optional_json(directory / "tokenizer_config.json")
+    tokenizer = read_optional_json(directory / "tokenizer.json")
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     known: dict[Any, Any] = dict(vocab) if isinstance(vocab, dict) else {}
@@ -74,18 +76,3 @@ def _named_ids(directory: Path) -> dict[str, int]:
         if isinstance(text, str) and isinstance(known.get(text), int):
             found[field] = known[text]
     return found
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """Return a file's object, {} where there is none."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
-    except (ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path}: is not valid JSON ({e}); download or save it again") from e
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}, wanted a JSON object; save it again")
-    return value

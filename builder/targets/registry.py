@@ -12,7 +12,8 @@ from ..checkpoint import Checkpoint
 from ..precision import PRECISIONS, RECIPES, FloatType, Precision, of_checkpoint, precision
 from ..spec import DecoderSpec
 from .rtx import targets as rtx
-from .support import Need, check_support, takes
+from .support import check_support, takes
+from .support_table import Need
 
 CPU = "cpu"
 
@@ -128,7 +129,9 @@ def choose_precision(name: str, checkpoint: Checkpoint, targets: Sequence[Target
     quantization = checkpoint.quantization
     if quantization is not None and name in ("auto", quantization.name):
         return of_checkpoint(quantization, _float_type(checkpoint.spec))
-    if quantization is not None and (name in RECIPES or (name in PRECISIONS and precision(name).is_quantized)):
+    if quantization is not None and (
+        name in RECIPES or (name in PRECISIONS and precision(name).is_quantized)
+    ):
         raise InvalidArgumentError(
             f"{checkpoint.path} is quantized already ({quantization.name}), so --precision {name} would round it "
             "twice; leave --precision out to run it as it is, give fp16 or bf16 to run it in floats, or make "

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from plansmith.builder.build_report import BuildReport, TargetReport
-from plansmith.builder.report_html import number, percent, render, size
+from plansmith.builder.report_html import render
 from plansmith.builder.report_plots import layer_bars
+from plansmith.builder.report_text import number, percent, size
 from plansmith.calibration.evaluate import EvalReport
 from plansmith.calibration.gate import Gate
 from plansmith.calibration.greedy import GreedyAgreement

@@ -11,7 +11,8 @@ from typing import Any
 from ....runtime.errors import CheckpointError
 from ...scheme import Quantization
 from ...spec import DecoderSpec
-from ..hf_dir import read_json, read_spec
+from ..hf_dir import read_spec
+from ..json_file import read_json
 from ..quantized.module import FLOATS
 from ..quantized.source import QuantizedWeights
 from ..tokenizer_check import check_tokenizer

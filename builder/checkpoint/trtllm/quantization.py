@@ -8,7 +8,7 @@ from typing import Any
 
 from ....runtime.errors import CheckpointError
 from ..config import Config
-from ..hf_dir import read_json
+from ..json_file import read_json
 from ..quantized.modelopt import ModelOptReader
 from ..quantized.modelopt_config import MIXED, read_modelopt
 from ..quantized.module import I8, U8, Layer, Module, Read

@@ -10,10 +10,11 @@ import onnx_ir as ir
 from ...graph import contract
 from ...scheme import FP4_GROUP, ROW, WHOLE
 from . import packing
+from .constants import scalar_constant
 from .plan_file import DType, LinearInput, OpCode, RoundFormat
 from .values import Activation, Rounding
 from .walk import Walk, only_user
-from .weights import Weight, scalar_constant, zero_point
+from .weights import Weight, zero_point
 
 _FORMATS = {"int8": RoundFormat.INT8, "fp8": RoundFormat.F8, "fp4": RoundFormat.F4}
 _CODES = {ir.DataType.INT8: RoundFormat.INT8, ir.DataType.FLOAT8E4M3FN: RoundFormat.F8}

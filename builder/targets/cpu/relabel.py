@@ -7,9 +7,9 @@ import dataclasses
 import onnx_ir as ir
 
 from . import values
+from .constants import small_constant
 from .values import Dims
 from .walk import Walk
-from .weights import small_constant
 
 
 def _alias(w: Walk, node: ir.Node, dims: Dims | None) -> None:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from . import packing
+from .constants import initializer_array
 from .plan_file import DType, Layout, Tensor
 from .weight_tensors import packed_tensor, vector_tensor
-from .weights import Weight, initializer_array
+from .weights import Weight
 
 Array = npt.NDArray[Any]
 

@@ -14,10 +14,11 @@ import onnx_ir as ir
 from ....runtime.errors import BuildError
 from ...graph import contract
 from .buffers import Buffer, BufferOp, Ref
+from .constants import scalar_constant
 from .plan_file import OpCode, SlotRows
 from .tensors import TensorPool
 from .values import ROWS_AXIS, Activation, Pending, Storage
-from .weights import Weight, resolve_weight, scalar_constant
+from .weights import Weight, resolve_weight
 
 # Each row of the result is a function of the same row of the inputs alone.
 _ROW_WISE = {

@@ -14,8 +14,9 @@ from ....runtime.errors import BuildError
 from ...mapped import release_pages
 from ...scheme import FP8_MAX
 from . import packing
+from .constants import initializer_array
 from .plan_file import DType, Layout, Tensor
-from .weights import Scales, Weight, initializer_array
+from .weights import Scales, Weight
 
 Array = npt.NDArray[Any]
 

@@ -11,15 +11,8 @@ from plansmith.builder.scheme import FLOAT, KvFormat, Quantization, Scheme
 from plansmith.builder.spec import DecoderSpec
 from plansmith.builder.targets.registry import find_targets
 from plansmith.builder.targets.rtx import targets as rtx
-from plansmith.builder.targets.support import (
-    SUPPORT,
-    WORDS,
-    check_support,
-    check_types,
-    need_of,
-    needs_of,
-    takes,
-)
+from plansmith.builder.targets.support import check_support, check_types, need_of, needs_of, takes
+from plansmith.builder.targets.support_table import SUPPORT, WORDS
 from plansmith.runtime.errors import UnsupportedError
 from quantized_weights import SCHEMES, quantization, quantized_spec
 
