@@ -83,6 +83,12 @@ def build(
         Path | None,
         typer.Option(help="With --gate: the unquantized checkpoint. Default: as CHECKPOINT records."),
     ] = None,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity", help="With --gate: which layers cost most, in the report and on its page."
+        ),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Compile again, and replace an engine of another model.")
     ] = False,
@@ -126,7 +132,7 @@ def build(
         source, target or ["cpu"], precision=precision, limits=limits, draft=draft, tokenizer=tokenizer_dir
     )
     with BuildProgress(quiet=as_json) as progress:
-        judge = _judge(plan, gate, against, progress)
+        judge = _judge(plan, gate, against, sensitivity, progress)
         if dry_run:
             _print_plan(plan, output, as_json)
             return
@@ -145,16 +151,20 @@ def build(
         _print_report(report)
 
 
-def _judge(plan: BuildPlan, gate: str | None, against: Path | None, progress: BuildProgress) -> Judge | None:
+def _judge(
+    plan: BuildPlan, gate: str | None, against: Path | None, sensitivity: bool, progress: BuildProgress
+) -> Judge | None:
     """Return what holds a build to a gate; None without one. What is wrong with it is found here, before any work."""
     if gate is None:
-        if against is not None:
-            raise typer.BadParameter("goes with --gate; give both", param_hint="--against")
+        for flag, given in (("--against", against is not None), ("--sensitivity", sensitivity)):
+            if given:
+                raise typer.BadParameter("goes with --gate; give both", param_hint=flag)
         return None
     from ..builder.checkpoint import open_checkpoint
     from ..calibration.eval_subject import original_of
     from ..calibration.evaluate import check_comparable
     from ..calibration.gate import Gate, gate_build
+    from ..calibration.sensitivity import measure_sensitivity
 
     bounds = Gate.parse(gate)
     longest = plan.limits.max_seq_len
@@ -175,6 +185,9 @@ def _judge(plan: BuildPlan, gate: str | None, against: Path | None, progress: Bu
             against=original,
             progress=progress,
         )
+        if sensitivity:
+            costs = measure_sensitivity(built.checkpoint, recipe, original, progress=progress)
+            report = dataclasses.replace(report, sensitivity=costs.to_json())
         return report.to_json()
 
     return judge

@@ -128,6 +128,10 @@ def test_a_build_keeps_to_its_gate(
 def test_a_gate_on_a_precision_of_our_own(plansmith: Run, tiny_checkpoint: Tiny, tmp_path: Path) -> None:
     source, engine = tiny_checkpoint("llama"), tmp_path / "engine"
     assert plansmith("build", source, "-o", engine, "-p", "int4", "--gate", "kl<=0").status == 1
-    assert plansmith("build", source, "-o", engine, "-p", "int8", "--gate", "kl<=0.1").status == 0
+    gate = ("--gate", "kl<=0.1", "--sensitivity")
+    assert plansmith("build", source, "-o", engine, "-p", "int8", *gate).status == 0
+    costs = json.loads((engine / "build_report.json").read_text())["evaluation"]["sensitivity"]["layers"]
+    assert {"layers.0", "lm_head"} <= {one["layer"] for one in costs}
+    assert "<svg" in (engine / "build_report.html").read_text()
     nothing = plansmith("build", source, "-o", engine, "--against", source)
     assert nothing.status == 2 and "--gate" in nothing.err
