@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .graph import build_graph
 from .limits import Limits, make_limits
 from .precision import Precision
+from .scratch import scratch_directory
 from .targets.registry import choose_precision, find_targets
 
 
@@ -58,8 +58,8 @@ def open_subject(
     )
     from .targets.cpu import compile_plan
 
-    with tempfile.TemporaryDirectory(prefix="plansmith-verify-") as folder:
-        file = pathlib.Path(folder) / "model.plan"
+    with scratch_directory("verify") as folder:
+        file = folder / "model.plan"
         spec = plan.checkpoint.spec
         recipe = plan.recipe.on_cpu()
         model = build_graph(spec, plan.checkpoint.weights, recipe, plan.limits)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import tempfile
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from ..builder.checkpoint import Checkpoint
 from ..builder.limits import Limits
 from ..builder.precision import Precision, precision
 from ..builder.progress import Progress, no_progress
+from ..builder.scratch import scratch_directory
 from ..runtime.errors import InvalidArgumentError
 from ..runtime.tokenizer import Tokenizer
 from .eval_text import MIN_CONTEXT, EvalText, read_text, tokenizer_of, windows
@@ -104,10 +104,10 @@ def evaluate_plan(
     tokenizer = check_comparable(checkpoint, against)
     text = read_text(options.text)
     cut = _cut(text, tokenizer, options, limits)
-    with tempfile.TemporaryDirectory(prefix="plansmith-eval-") as folder:
+    with scratch_directory("eval") as folder:
         tell(EVAL, "compiling the original in float32", 0, 0)
         reference_plan = compile_cpu(
-            against.spec, against.weights, precision("fp32"), limits, pathlib.Path(folder) / "original.plan"
+            against.spec, against.weights, precision("fp32"), limits, folder / "original.plan"
         )
         original = PlanRunner(reference_plan, limits, "the original", options.num_threads)
         engine = PlanRunner(pathlib.Path(plan_path), limits, "the engine", options.num_threads)

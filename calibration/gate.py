@@ -8,7 +8,6 @@ import math
 import operator
 import pathlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..builder.checkpoint import Checkpoint
 from ..builder.limits import Limits
 from ..builder.precision import Precision
 from ..builder.progress import Progress
+from ..builder.scratch import scratch_directory
 from ..runtime.errors import BuildError, InvalidArgumentError
 from .eval_subject import original_of
 from .evaluate import EvalOptions, EvalReport, evaluate_plan
@@ -237,8 +237,8 @@ def _plan(
     if given is not None:
         yield pathlib.Path(given)
         return
-    with tempfile.TemporaryDirectory(prefix="plansmith-gate-") as folder:
-        plan = pathlib.Path(folder) / "model.plan"
+    with scratch_directory("gate") as folder:
+        plan = folder / "model.plan"
         yield compile_cpu(checkpoint.spec, checkpoint.weights, recipe, limits, plan)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from ..builder.checkpoint import Checkpoint
 from ..builder.limits import Limits, make_limits
 from ..builder.precision import Precision, precision
 from ..builder.progress import Progress, no_progress
+from ..builder.scratch import scratch_directory
 from ..builder.spec import DecoderSpec
 from ..runtime.errors import InvalidArgumentError
 from .eval_text import read_text, tokenizer_of, windows
@@ -184,8 +184,8 @@ class _Bench:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Have a directory for plans, one at a time."""
-        with tempfile.TemporaryDirectory(prefix="plansmith-sensitivity-") as folder:
-            self._folder = pathlib.Path(folder)
+        with scratch_directory("sensitivity") as folder:
+            self._folder = folder
             yield
 
     def remember(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import onnx_ir as ir
 from ....runtime.errors import ShapeError, UnsupportedError
 from ...batch import StepBatch
 from ...graph import contract, save
+from ...scratch import scratch_directory
 from .lower import lower
 
 
@@ -38,8 +37,8 @@ class ReferenceSession:
         # The extended level turns Q/DQ weights into kernels that quantize the activations too: another arithmetic.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.log_severity_level = 3
-        with tempfile.TemporaryDirectory(prefix="plansmith-reference-") as folder:
-            path = Path(folder) / "model.onnx"
+        with scratch_directory("reference") as folder:
+            path = folder / "model.onnx"
             save(model, path)
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._pool_names = [str(v.name) for v in model.graph.inputs if contract.is_pool(str(v.name))]

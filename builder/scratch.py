@@ -1,0 +1,53 @@
+"""Directories for the time being, in the system's place for them, that no killed process leaves for good."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "plansmith-"
+MARKER = ".plansmith-scratch"  # locked while the directory is in use; a directory without it is not ours
+YOUNG_SECONDS = 60.0  # younger ones may be between their making and their lock
+
+
+@contextlib.contextmanager
+def scratch_directory(what: str) -> Iterator[Path]:
+    """Give an empty directory that is removed behind the block, and remove those that killed processes left.
+
+    what : a word of its name, "plansmith-<what>-..."
+    A process holds a lock in its directory, which the kernel drops with the process however it ends. Plans of large
+    models lie in them, so what is left would fill the disk.
+    """
+    _remove_left(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-", ignore_cleanup_errors=True) as folder:
+        descriptor = os.open(Path(folder) / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_left(place: Path) -> None:
+    """Remove our user's directories below `place` that no process holds."""
+    for marker in place.glob(f"{PREFIX}*/{MARKER}"):
+        with contextlib.suppress(OSError):
+            _remove_if_left(marker)
+
+
+def _remove_if_left(marker: Path) -> None:
+    found = marker.parent.lstat()
+    if found.st_uid != os.getuid() or time.time() - found.st_mtime < YOUNG_SECONDS:
+        return
+    descriptor = os.open(marker, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(marker.parent, ignore_errors=True)
+    finally:
+        os.close(descriptor)

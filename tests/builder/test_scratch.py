@@ -1,0 +1,71 @@
+"""Directories for the time being: gone behind the block, and after a kill with the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from plansmith.builder.scratch import MARKER, YOUNG_SECONDS, scratch_directory
+
+HOLD = """
+import sys
+from plansmith.builder.scratch import scratch_directory
+
+with scratch_directory("held") as folder:
+    (folder / "model.plan").write_bytes(b"x")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let temporary directories go below tmp_path, in processes that are started as well."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def _age(folder: Path) -> None:
+    then = folder.stat().st_mtime - 2 * YOUNG_SECONDS
+    os.utime(folder, (then, then))
+
+
+def test_it_is_gone_behind_the_block(place: Path) -> None:
+    with pytest.raises(KeyError), scratch_directory("one") as folder:
+        (folder / "model.plan").write_bytes(b"x")
+        assert folder.parent == place and folder.name.startswith("plansmith-one-")
+        raise KeyError
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_one_holds_is_not(place: Path) -> None:
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert held.stdout is not None
+    folder = Path(held.stdout.readline().strip())
+    _age(folder)
+    with scratch_directory("two"):
+        assert (folder / "model.plan").is_file()
+    held.send_signal(signal.SIGKILL)
+    held.communicate()
+    assert folder.is_dir()
+    with scratch_directory("two"):
+        assert not folder.exists()
+
+
+def test_other_directories_stay(place: Path) -> None:
+    users, young = place / "plansmith-my-models", place / "plansmith-eval-young"
+    for folder in (users, young):
+        folder.mkdir()
+    (users / "model.plan").write_bytes(b"x")
+    (young / MARKER).touch()
+    _age(users)
+    with scratch_directory("three"):
+        assert (users / "model.plan").is_file() and young.is_dir()
