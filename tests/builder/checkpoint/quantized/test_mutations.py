@@ -91,6 +91,7 @@ def test_any_value_in_any_config(name: str, made: Callable[[str], Path], tmp_pat
     side_file = directory / "hf_quant_config.json"
     side = json.loads(side_file.read_text()) if side_file.is_file() else None
     refused = 0
+    opened: set[str] = set()
     for file, original in (("config", config["quantization_config"]), ("side", side)):
         for path in places(original) if original is not None else ():
             for junk in _JUNK:
@@ -100,8 +101,12 @@ def test_any_value_in_any_config(name: str, made: Callable[[str], Path], tmp_pat
                 if file == "side" and not isinstance(changed, dict):
                     continue
                 try:
-                    find_reader(one, directory, other)
-                    # What the config alone may say meets the tensors.
+                    reader = find_reader(one, directory, other)
+                    # What the config alone may say meets the tensors, once for all configs that say the same.
+                    said = "" if reader is None else repr((type(reader), vars(reader)))
+                    if said in opened:
+                        continue
+                    opened.add(said)
                     (directory / "config.json").write_text(json.dumps(one))
                     if other is not None:
                         side_file.write_text(json.dumps(other))
@@ -109,7 +114,7 @@ def test_any_value_in_any_config(name: str, made: Callable[[str], Path], tmp_pat
                 except CheckpointError as e:
                     refused += 1
                     assert str(directory) in str(e)
-    assert refused > 50
+    assert refused > 50 and len(opened) > 1
 
 
 def read_all(path: Path) -> None:

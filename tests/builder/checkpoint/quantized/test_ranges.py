@@ -25,10 +25,12 @@ Q = "model.layers.0.self_attn.q_proj"
 NAME = "layers.0.q.weight"
 F32 = np.float32
 
+_KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 _MAKERS: dict[str, Callable[[Path], Any]] = {
     "awq": make_awq,
     "gptq": lambda path: make_gptq(path, zero=8),
     "blocks": make_blocks,
+    "kv": lambda path: make_compressed("w4a16", path, kv_cache_scheme=_KV),
     **{
         name: lambda path, name=name: make_compressed(name, path)
         for name in ("fp8", "nvfp4", "int8_static", "w4a16")
@@ -136,9 +138,8 @@ def test_factors_beyond_float32(value: float, words: str, made: Callable[[str], 
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf, 1e-40, 3e38])
-def test_kv_scales_beyond_float32(value: float, tmp_path: Path) -> None:
-    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-    path, _ = make_compressed("w4a16", tmp_path / "m", kv_cache_scheme=scheme)
+def test_kv_scales_beyond_float32(value: float, made: Callable[[str], tuple[Path, bytes]]) -> None:
+    path, _ = made("kv")
     scales = {"k_scale": np.array(0.5, F32), "v_scale": np.array(value, F32)}
     rewrite(path, lambda t: t.update({f"model.layers.0.self_attn.{k}": v for k, v in scales.items()}))
     weights: Any = open_checkpoint(path).weights
