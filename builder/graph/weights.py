@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...runtime.errors import CheckpointError
 from ..checkpoint import WeightSource
-from ..mapped import release_pages
 from ..precision import Precision
 from ..scheme import FLOAT, ROW, WHOLE, QuantizedInput, QuantizedSource, QuantizedWeight, Scheme
+from .arrays import check_finite, converted, transposed
 from .graph_builder import GraphBuilder
 from .inputs import InputRounding
 from .quantize import quantize_int4, quantize_int8
@@ -33,8 +32,6 @@ _FLOATS = {
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
 }
-
-_SLICE_ELEMENTS = 1 << 18  # checked at a time, so that little more than the result is held
 
 
 _KEPT_BYTES = 1 << 16
@@ -92,7 +89,7 @@ class WeightLoader:
         if scheme.weight == "float":
             dtype = self._stored_type()
             return self.cast(
-                self.g.lazy(weight, dtype, (k, n), lambda: _transposed(self._plain(weight, dtype)))
+                self.g.lazy(weight, dtype, (k, n), lambda: transposed(self._plain(weight, dtype)))
             )
         return self._dequantized(weight, scheme, n, k)
 
@@ -133,7 +130,7 @@ class WeightLoader:
 
         def read() -> Array:
             w = np.asarray(self._source.get(name))
-            _check_finite(w, name)
+            check_finite(w, name)
             shifted: Array = w.astype(np.float32) + np.float32(offset)
             return shifted
 
@@ -184,7 +181,7 @@ class WeightLoader:
         return w
 
     def _codes(self, name: str, scheme: Scheme, kind: ir.DataType) -> Array:
-        codes = _transposed(self._quantized(name, scheme).codes)
+        codes = transposed(self._quantized(name, scheme).codes)
         return codes if codes.dtype == kind.numpy() else codes.astype(kind.numpy())
 
     def _scale(self, name: str, scheme: Scheme) -> Array:
@@ -219,18 +216,8 @@ class WeightLoader:
 
     def _plain(self, name: str, dtype: ir.DataType) -> Array:
         w = np.asarray(self._source.get(name))
-        _check_finite(w, name)
-        wanted = dtype.numpy()
-        if w.dtype == wanted:
-            return w
-        with np.errstate(over="ignore"):
-            out = w.astype(wanted)
-        release_pages(w)
-        if wanted == np.float16 and np.isinf(out).any():
-            raise CheckpointError(
-                f"{name} has weights beyond float16's largest number, 65504; build with --precision bf16"
-            )
-        return out
+        check_finite(w, name)
+        return converted(w, dtype.numpy(), name)
 
     def _quantized(self, name: str, scheme: Scheme) -> QuantizedWeight:
         """Return a weight's codes and scales: the checkpoint's own, or rounded here to the nearest."""
@@ -273,32 +260,3 @@ def weight_bytes(model: ir.Model) -> dict[str, int]:
         if value.const_value is not None:
             sizes[value.const_value.dtype.name.lower()] += value.const_value.nbytes
     return dict(sizes)
-
-
-def _check_finite(w: Array, name: str) -> None:
-    """Raise CheckpointError if a weight is NaN or infinite."""
-    step = max(1, _SLICE_ELEMENTS // max(1, w[:1].size))
-    for i in range(0, len(w), step):
-        if not _all_finite(w[i : i + step]):
-            raise CheckpointError(
-                f"{name} has weights that are NaN or infinite; the checkpoint is damaged or overflowed when it was "
-                "converted: get it again"
-            )
-        release_pages(w[i : i + step])
-
-
-def _all_finite(part: Array) -> bool:
-    if part.itemsize != 2:
-        return bool(np.isfinite(part).all())
-    # numpy's own is 5 times slower on these
-    exponent = np.uint16(0x7F80 if part.dtype == ml_dtypes.bfloat16 else 0x7C00)
-    return bool(((part.view(np.uint16) & exponent) != exponent).all())
-
-
-def _transposed(w: Array) -> Array:
-    """Return a matrix [out, in] as a contiguous [in, out], a cache line of each output row at a time (4 x numpy's)."""
-    out = np.empty(w.shape[::-1], w.dtype)
-    stripe = max(1, 64 // w.itemsize)
-    for row in range(0, w.shape[0], stripe):
-        out[:, row : row + stripe] = w[row : row + stripe].T
-    return out

@@ -129,6 +129,8 @@ class RankStore:
 
         A token of that padding would have a logit of 0, which may be the largest there is.
         """
+        if padding == 1:
+            return self._vocab
         tables = [self.raw(name) for name in (_TABLE, _HEAD) if self.has(name)]
         if self._vocab % padding or any(
             table.ndim != 2 or len(table) != self._vocab or table.dtype.itemsize < 2 for table in tables

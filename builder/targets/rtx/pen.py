@@ -65,7 +65,7 @@ class Pen:
             assert shape is not None
 
             def read() -> ir.TensorProtocol:
-                return ir.Tensor(change(self.data(source)).astype(dtype.numpy()), name=name)
+                return ir.Tensor(change(self.data(source)).astype(dtype.numpy(), copy=False), name=name)
 
             value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
             value.const_value = ir.LazyTensor(read, dtype=dtype, shape=shape, name=name)

@@ -12,11 +12,12 @@ scales behind it. That is what we want, but it gives three kinds of wrong number
   floats, over the same rounded numbers.
 * The divisor of a static scale is inverted in the compute type: 1 / s of float16 is infinite below 1.6e-5. So inputs
   are divided in float32.
+
+A constant before a product is of the compute type, so what float16 lacks of a small scale is in the factor behind.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,49 +29,14 @@ from ....runtime.errors import CheckpointError
 from ...graph.inputs import holds
 from ...scheme import FP4_GROUP
 from .pen import Pen
+from .quantized_weights import FoundWeight, find_quantized, input_of
 from .rounded_inputs import SMALLEST_HALF, RoundedInput, RoundedInputs
 
 Array = npt.NDArray[Any]
 
 _F32, _I4, _U4 = ir.DataType.FLOAT, ir.DataType.INT4, ir.DataType.UINT4
-_FORMATS = {
-    ir.DataType.INT8: "int8",
-    _I4: "int4",
-    _U4: "int4",
-    ir.DataType.FLOAT8E4M3FN: "fp8",
-    ir.DataType.FLOAT4E2M1: "fp4",
-}
 _LARGEST_HALF = 65504.0
 _MIDDLE = 8  # codes of UINT4 less this are INT4
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-    """What stands behind the weight of a product.
-
-    format : of what the product would meet: fp8 behind the FP8 grid
-    is_whole, is_grouped : one scale for all; scales by groups of inputs. Neither: one an output
-    grid : the nodes QuantizeLinear and DequantizeLinear of the FP8 grid
-    """
-
-    dequantize: ir.Node
-    format: str
-    is_whole: bool
-    is_grouped: bool
-    grid: tuple[ir.Node, ir.Node] | None = None
-
-    @property
-    def codes(self) -> ir.Value:
-        return _input(self.dequantize, 0)
-
-    @property
-    def scale(self) -> ir.Value:
-        return _input(self.dequantize, 1)
-
-    @property
-    def final_scale(self) -> ir.Value:
-        """What the codes that a product would meet are multiplied by."""
-        return self.scale if self.grid is None else _input(self.grid[0], 1)
 
 
 def lower_products(pen: Pen) -> None:
@@ -82,14 +48,14 @@ class _Products:
     def __init__(self, pen: Pen) -> None:
         self.pen = pen
         self.inputs = RoundedInputs(pen)
-        self._sharing: dict[str, list[_Weight]] = {}
+        self._sharing: dict[str, list[FoundWeight]] = {}
         self._sums: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def run(self) -> None:
         replaced: list[ir.Node] = []
         products = []
         for node in [n for n in self.pen.graph if n.op_type == "MatMul"]:
-            weight, x = _weight(_input(node, 1)), self.inputs.find(_input(node, 0))
+            weight, x = find_quantized(input_of(node, 1)), self.inputs.find(input_of(node, 0))
             products.append((node, x, weight))
             if x is not None and weight is not None and self._meets_as_codes(x, weight):
                 self._sharing.setdefault(x.name, []).append(weight)
@@ -103,24 +69,24 @@ class _Products:
             self.pen.graph.remove(node, safe=True)
         remove_unread(self.pen.graph)
 
-    def _product(self, node: ir.Node, x: RoundedInput | None, weight: _Weight | None) -> ir.Value | None:
+    def _product(self, node: ir.Node, x: RoundedInput | None, weight: FoundWeight | None) -> ir.Value | None:
         """Return what takes the place of a MatMul; None where it stays."""
         name = str(node.name)
         if x is not None and weight is not None and self._meets_as_codes(x, weight):
             return self._product_of_codes(name, x, weight)
         if x is None and weight is None:
             return None
-        plain = _input(node, 0) if x is None else self.inputs.rounded(x)
+        plain = input_of(node, 0) if x is None else self.inputs.rounded(x)
         if weight is None:
-            return self.pen.node("MatMul", [plain, _input(node, 1)], f"{name}/plain", self.pen.compute)
+            return self.pen.node("MatMul", [plain, input_of(node, 1)], f"{name}/plain", self.pen.compute)
         if weight.codes.dtype == _U4 and weight.grid is None:
             return self._with_zero_points(name, plain, weight)
         matrix = self._plain(weight)
-        if x is None and matrix is _input(node, 1):
+        if x is None and matrix is input_of(node, 1):
             return None
         return self.pen.node("MatMul", [plain, matrix], f"{name}/plain", self.pen.compute)
 
-    def _plain(self, weight: _Weight) -> ir.Value:
+    def _plain(self, weight: FoundWeight) -> ir.Value:
         """Return a weight in the compute type, its scales met in float32 where that costs nothing.
 
         INT4 has kernels of its own, which take scales of the compute type alone.
@@ -137,10 +103,10 @@ class _Products:
         wide = self._dequantize(node, weight.codes, weight.scale, f"{node.name}/rtx", _F32)
         return pen.cast(wide, f"{node.name}/to_compute")
 
-    def _meets_as_codes(self, x: RoundedInput, weight: _Weight) -> bool:
+    def _meets_as_codes(self, x: RoundedInput, weight: FoundWeight) -> bool:
         return x.format == weight.format and x.has_row_scales and not weight.is_grouped
 
-    def _product_of_codes(self, name: str, x: RoundedInput, weight: _Weight) -> ir.Value:
+    def _product_of_codes(self, name: str, x: RoundedInput, weight: FoundWeight) -> ir.Value:
         pen = self.pen
         behind: list[ir.Value] = []
         rest = 1.0
@@ -157,7 +123,7 @@ class _Products:
             y = pen.node("Mul", [y, factor], f"{name}/scaled.{i}", _F32)
         return pen.cast(y, f"{name}/to_compute")
 
-    def _unit(self, x: RoundedInput, sharing: Sequence[_Weight]) -> ir.Value:
+    def _unit(self, x: RoundedInput, sharing: Sequence[FoundWeight]) -> ir.Value:
         """Return the one constant that stands before all products of an input, in the compute type.
 
         It is their largest scale. With a row's scales behind them the products are then below K * max|w|. With a static
@@ -179,7 +145,7 @@ class _Products:
 
         return pen.derived(f"{x.name}/unit", pen.compute, ir.Shape(()), scales[0], unit)
 
-    def _shares(self, weight: _Weight, unit: ir.Value, rest: float) -> ir.Value:
+    def _shares(self, weight: FoundWeight, unit: ir.Value, rest: float) -> ir.Value:
         """Return a weight's scales as shares of the unit, float32 like the scales, times what the input's lacks."""
         scale = weight.final_scale
 
@@ -190,7 +156,7 @@ class _Products:
 
         return self.pen.derived(f"{scale.name}/shares", _F32, scale.shape, scale, shares)
 
-    def _times_unit(self, weight: _Weight, unit: ir.Value) -> ir.Value:
+    def _times_unit(self, weight: FoundWeight, unit: ir.Value) -> ir.Value:
         """Return a weight's codes times one constant, in the compute type."""
         if weight.grid is not None:
             return self._on_grid(weight, unit)
@@ -198,20 +164,20 @@ class _Products:
             "DequantizeLinear", [weight.codes, unit], f"{weight.dequantize.name}/rtx", self.pen.compute
         )
 
-    def _on_grid(self, weight: _Weight, factor: ir.Value) -> ir.Value:
+    def _on_grid(self, weight: FoundWeight, factor: ir.Value) -> ir.Value:
         """Return the FP8 codes that a weight is rounded to times a constant, in its type."""
         assert weight.grid is not None
         pen, node = self.pen, weight.dequantize
         quantize, dequantize = weight.grid
         codes = weight.codes if weight.codes.dtype != _U4 else self._less_zeros(weight)
         w = self._dequantize(node, codes, self._float(weight.scale), f"{node.name}/rtx", _F32)
-        grid, zero = _input(quantize, 1), _input(quantize, 2)
+        grid, zero = input_of(quantize, 1), input_of(quantize, 2)
         codes = pen.node("QuantizeLinear", [w, self._float(grid), zero], f"{quantize.name}/rtx", zero.dtype)
         return pen.node("DequantizeLinear", [codes, factor, zero], f"{dequantize.name}/rtx", factor.dtype)
 
-    def _less_zeros(self, weight: _Weight) -> ir.Value:
+    def _less_zeros(self, weight: FoundWeight) -> ir.Value:
         """Return UINT4 codes less their zero points, as INT8."""
-        zero = _input(weight.dequantize, 2)
+        zero = input_of(weight.dequantize, 2)
 
         def change(codes: Array) -> Array:
             zeros = zero.const_value
@@ -231,7 +197,7 @@ class _Products:
         attributes: dict[str, Any] = {key: like.attributes[key].as_int() for key in names}
         return self.pen.node("DequantizeLinear", [codes, scale], name, dtype, **attributes)
 
-    def _held(self, weight: _Weight) -> ir.Value:
+    def _held(self, weight: FoundWeight) -> ir.Value:
         """Return the scales of INT4 in the compute type.
 
         raises (when they are written): CheckpointError for scales beyond float16's range, at either end
@@ -257,21 +223,21 @@ class _Products:
             return scale
         return self.pen.derived(f"{scale.name}/float", _F32, scale.shape, scale, _same)
 
-    def _fp4_weight(self, weight: _Weight) -> ir.Value:
+    def _fp4_weight(self, weight: FoundWeight) -> ir.Value:
         """Return an FP4 weight in float32, so that the factor on its blocks' scales is not rounded."""
         blocks = weight.scale.producer()
         assert blocks is not None
-        outer = self._float(_input(blocks, 1))
-        scale = self.pen.node("DequantizeLinear", [_input(blocks, 0), outer], f"{blocks.name}/rtx", _F32)
+        outer = self._float(input_of(blocks, 1))
+        scale = self.pen.node("DequantizeLinear", [input_of(blocks, 0), outer], f"{blocks.name}/rtx", _F32)
         name = f"{weight.dequantize.name}/rtx"
         return self.pen.node(
             "DequantizeLinear", [weight.codes, scale], name, _F32, axis=0, block_size=FP4_GROUP
         )
 
-    def _with_zero_points(self, name: str, x: ir.Value, weight: _Weight) -> ir.Value:
+    def _with_zero_points(self, name: str, x: ir.Value, weight: FoundWeight) -> ir.Value:
         """(code - zero) * scale = (code - 8) * scale + (8 - zero) * scale, whose second part is one row a group."""
         pen, node = self.pen, weight.dequantize
-        shape, scale, zero = weight.codes.shape, self._held(weight), _input(node, 2)
+        shape, scale, zero = weight.codes.shape, self._held(weight), input_of(node, 2)
         assert shape is not None and scale.shape is not None
         rows, outputs = int(shape[0]), int(shape[1])  # type: ignore[arg-type]
         group = node.attributes.get_int("block_size", rows)
@@ -303,26 +269,6 @@ class _Products:
         return self._sums[x, group]
 
 
-def _weight(value: ir.Value) -> _Weight | None:
-    """Return what a product's weight is made of; None for one of floats or a transposed table."""
-    node = value.producer()
-    if node is None or node.op_type != "DequantizeLinear":
-        return None
-    quantize = _input(node, 0).producer()
-    if quantize is not None:
-        inner = _weight(_input(quantize, 0))
-        assert inner is not None
-        return _Weight(inner.dequantize, "fp8", is_whole=True, is_grouped=False, grid=(quantize, node))
-    codes, scale = _input(node, 0), _input(node, 1)
-    assert codes.dtype is not None and scale.shape is not None
-    return _Weight(
-        node,
-        _FORMATS[codes.dtype],
-        is_whole=scale.shape.rank() == 0,
-        is_grouped="block_size" in node.attributes,
-    )
-
-
 def remove_unread(graph: ir.Graph) -> None:
     """Remove the nodes and initializers that nothing reads any more."""
     for node in reversed(list(graph)):
@@ -331,12 +277,6 @@ def remove_unread(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses():
             del graph.initializers[name]
-
-
-def _input(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    assert value is not None
-    return value
 
 
 def _check_range(name: str, largest: Any, kind: ir.DataType) -> None:

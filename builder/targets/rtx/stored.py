@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ....runtime.errors import CheckpointError
+from ...graph.arrays import converted
 from .pen import Pen
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -44,14 +43,10 @@ def _is_cast(node: ir.Node, dtype: ir.DataType) -> bool:
 def _convert(pen: Pen, value: ir.Value) -> None:
     name = str(value.name)
 
-    def check(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if pen.compute == ir.DataType.FLOAT16 and (np.abs(values) > 65504).any():
-            raise CheckpointError(
-                f"{name} has weights beyond float16's largest number, 65504; build with --precision bf16"
-            )
-        return values
+    def convert(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return converted(values, pen.compute.numpy(), name)
 
-    stored = pen.derived(name, pen.compute, value.shape, value, check)
+    stored = pen.derived(name, pen.compute, value.shape, value, convert)
     for use in list(value.uses()):
         use.node.replace_input_with(use.idx, stored)
         node = use.node
