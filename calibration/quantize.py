@@ -19,7 +19,7 @@ from ..builder.limits import make_limits
 from ..builder.machine import PeakMemory, available_memory_bytes, peak_rss_bytes
 from ..builder.progress import Progress as Report
 from ..builder.targets.registry import choose_precision, find_targets
-from ..runtime.errors import InvalidArgumentError
+from ..runtime.errors import CheckpointError, InvalidArgumentError
 from .gate import Gate, gate_build
 from .layers import LM_HEAD
 from .options import REPORT_NAME, QuantizeOptions, QuantizePlan, plan_quantization
@@ -64,6 +64,7 @@ def quantize_checkpoint(
             f"{out} exists and is not empty; give another -o, or --force to replace it"
         )
     _check_place(Path(path), out)
+    before = _states(Path(path))
     plan = plan_quantization(path, options)
     _check_device(options.device)
     progress = Progress(report)
@@ -75,6 +76,11 @@ def quantize_checkpoint(
         progress.stage("writing")
         with quiet(), explained():
             quant = simulated.save(work.path)
+        if _states(plan.path) != before:
+            raise CheckpointError(
+                f"{plan.path}: files changed while it was quantized, so some weights may be of one version and some of "
+                "another; run it again when nothing writes there"
+            )
         facts = make_report(plan, simulated, quant, work.path)
         del simulated  # the model's memory, before the engine's
         if gate is not None:
@@ -84,6 +90,17 @@ def quantize_checkpoint(
         text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
         (work.path / REPORT_NAME).write_text(text, encoding="utf-8")
     return facts
+
+
+def _states(source: Path) -> dict[str, tuple[int, int, int]]:
+    """Return inode, size and time of change of the source's files that make the model; {} where there are none."""
+    files = source.iterdir() if source.is_dir() else [source]
+    found = {
+        one.name: one.stat()
+        for one in files
+        if one.suffix in (".json", ".safetensors", ".gguf") and one.is_file()
+    }
+    return {name: (one.st_ino, one.st_size, one.st_mtime_ns) for name, one in found.items()}
 
 
 def _check_device(name: str) -> None:

@@ -347,6 +347,25 @@ def test_smoothing_channels_that_are_pruned(tiny_checkpoint: Tiny, options: Make
             assert (weight * factors)[:, :9].abs().max() < 1e-5 * weight.abs().max()
 
 
+def test_a_source_that_changes_meanwhile(
+    tiny_checkpoint: Tiny, options: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from plansmith.calibration import model
+
+    load, source = model.load_model, tmp_path / "source"
+    shutil.copytree(tiny_checkpoint("llama"), source)
+    other = _changed(source, tmp_path / "other", "model.norm.weight", 2)
+
+    def change(*given: Any) -> Any:
+        (other / "model.safetensors").replace(source / "model.safetensors")
+        return load(*given)
+
+    monkeypatch.setattr(model, "load_model", change)
+    with pytest.raises(CheckpointError, match="files changed while it was quantized"):
+        quantize_checkpoint(source, tmp_path / "out", options(recipe="int8_wo"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_damaged_weights_are_named(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
     source = _changed(tiny_checkpoint("llama"), tmp_path / "nan", "model.layers.1.mlp.up_proj.weight", np.nan)
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj holds NaN"):
