@@ -45,6 +45,7 @@ from plansmith.calibration.scoring import PlanRunner, TokenRun, kl_divergence, l
 
 WINDOW = 512
 LAYER_TOKENS = 64
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None  # plans are written and read once
 CASES: dict[str, list[str]] = {
     "fp8": [],
     "fp8_per_channel": [],
@@ -150,7 +151,7 @@ def text_windows(checkpoint: Checkpoint, tokens: int) -> list[list[int]]:
 def run_plan(checkpoint: Checkpoint, recipe: Precision, windows: list[list[int]]) -> Logits:
     """Return the logits (tokens, V) of a checkpoint's cpu plan."""
     limits = make_limits(checkpoint.spec.max_position_embeddings, max_seq_len=WINDOW)
-    with tempfile.TemporaryDirectory(prefix="plansmith-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="plansmith-bench-", dir=SCRATCH) as folder:
         plan = Path(folder) / "model.plan"
         model = build_graph(checkpoint.spec, checkpoint.weights, recipe.on_cpu(), limits)
         compile_plan(model, checkpoint.spec, limits, plan)
@@ -196,7 +197,7 @@ def bytes_per_parameter(checkpoint: Checkpoint) -> float:
     """Return the bytes of the plan's quantized weights, scales and zero points included, a parameter of theirs."""
     assert checkpoint.quantization is not None
     limits = make_limits(checkpoint.spec.max_position_embeddings, max_seq_len=WINDOW)
-    with tempfile.TemporaryDirectory(prefix="plansmith-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="plansmith-bench-", dir=SCRATCH) as folder:
         plan = Path(folder) / "model.plan"
         recipe = choose_precision("auto", checkpoint, find_targets(["cpu"]))
         compile_plan(
