@@ -130,7 +130,8 @@ def _pre_scale(m: Module) -> Read | None:
     def positive() -> np.ndarray:
         factors = read()
         if bool((factors == 0).any()):
-            raise m.error("has zeros in 'pre_quant_scale'; the checkpoint is damaged: get it again")
+            name = m.stored_name("pre_quant_scale")
+            raise m.error(f"has zeros in {name!r}; the checkpoint is damaged: get it again")
         return factors
 
     return positive

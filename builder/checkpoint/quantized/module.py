@@ -70,6 +70,10 @@ class Module:
         """Return the error with the files and the layer in front."""
         return CheckpointError(f"{self._store.where}: layer {self.name!r} {text}")
 
+    def stored_name(self, leaf: str) -> str:
+        """Return what the files call a tensor of that last name."""
+        return leaf
+
     def has(self, leaf: str) -> bool:
         """Return whether the layer has a tensor of that last name."""
         return self._store.has(f"{self.name}.{leaf}")
@@ -135,7 +139,8 @@ class Module:
         def positive() -> float:
             value = float(read().reshape(()))
             if value == 0.0:
-                raise self.error(f"has {leaf!r} = 0, wanted a positive number; the checkpoint is damaged")
+                name = self.stored_name(leaf)
+                raise self.error(f"has {name!r} = 0, wanted a positive number; the checkpoint is damaged")
             return value
 
         return positive
@@ -159,7 +164,8 @@ class Module:
         def checked() -> Array:
             scales = read()
             if bool((scales.view(np.uint8) > 0x80).any()):
-                raise self.error(f"has negative scales in {leaf!r}; the checkpoint is damaged: get it again")
+                name = self.stored_name(leaf)
+                raise self.error(f"has negative scales in {name!r}; the checkpoint is damaged: get it again")
             return scales
 
         return checked

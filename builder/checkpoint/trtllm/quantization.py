@@ -46,33 +46,34 @@ class _TrtllmModule(Module):
         self.used = module.used
         self._leaves = leaves
 
-    def _name(self, leaf: str) -> str:
+    def stored_name(self, leaf: str) -> str:
+        """Return what the files call a tensor of that last name."""
         return self._leaves.get(leaf, leaf)
 
     def has(self, leaf: str) -> bool:
         """Return whether the layer has a tensor of that last name."""
-        return super().has(self._name(leaf))
+        return super().has(self.stored_name(leaf))
 
     def dtype(self, leaf: str) -> str:
         """Return how a tensor is stored."""
-        return super().dtype(self._name(leaf))
+        return super().dtype(self.stored_name(leaf))
 
     def shape(self, leaf: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
-        return super().shape(self._name(leaf))
+        return super().shape(self.stored_name(leaf))
 
     def take(self, leaf: str, dtypes: str | Sequence[str], *shapes: tuple[int, ...]) -> Read:
         """Return a function that reads a tensor; bytes and older files' E4M3 are stored as int8 here."""
-        read = super().take(self._name(leaf), (U8, I8) if dtypes == U8 else dtypes, *shapes)
+        read = super().take(self.stored_name(leaf), (U8, I8) if dtypes == U8 else dtypes, *shapes)
         return (lambda: read().view("uint8")) if dtypes == U8 else read
 
     def scales(self, leaf: str, *shapes: tuple[int, ...]) -> Read:
         """Return a function that reads float scales as float32, finite and not negative."""
-        return super().scales(self._name(leaf), *shapes)
+        return super().scales(self.stored_name(leaf), *shapes)
 
     def fp8(self, leaf: str, *shapes: tuple[int, ...]) -> Read:
         """Return a function that reads E4M3 numbers, none of which is NaN."""
-        return super().fp8(self._name(leaf), *shapes)
+        return super().fp8(self.stored_name(leaf), *shapes)
 
 
 class TrtllmReader(ModelOptReader):

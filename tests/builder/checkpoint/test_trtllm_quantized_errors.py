@@ -56,6 +56,34 @@ def test_scales_that_are_no_scales(
         open_checkpoint(out).weights.get("layers.0.k.weight")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "name", "value", "message"),
+    [
+        ("fp8", QKV + "weights_scaling_factor", 3e38, "qkv' cannot be held in float32: its scales reach 3e"),
+        ("fp8", QKV + "activation_scaling_factor", 1e-40, "qkv' .* scale of its input is 1e-40"),
+        ("fp8", QKV + "activation_scaling_factor", 0.0, "qkv' has 'activation_scaling_factor' = 0, wanted"),
+        ("fp8", KV_SCALE, 1e-40, "v_cache.*is 1e-40, which is too small"),
+        ("w4a8_awq", QKV + "weights_scaling_factor_2", 1e-40, "qkv' .* FP8 grid is 1e-40"),
+        ("w4a8_awq", QKV + "prequant_scaling_factor", 0.0, "qkv' has zeros in 'prequant_scaling_factor'"),
+    ],
+)
+def test_numbers_that_float32_does_not_hold(
+    recipe: str,
+    name: str,
+    value: float,
+    message: str,
+    trtllm_exported: Callable[[str], Exported],
+    tmp_path: Path,
+) -> None:
+    out = shutil.copytree(trtllm_exported(recipe).path, tmp_path / "t")
+    change_tensors(out, lambda t: t[name].fill_(value))
+    weights: Any = open_checkpoint(out).weights
+    with pytest.raises(CheckpointError, match=message):
+        weights.quantized_input("layers.0.k.weight")
+        weights.quantized("layers.0.k.weight")
+        weights.kv_scales(0)
+
+
 SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     (
         "fp8",
