@@ -50,6 +50,8 @@ class QuantizedWeights(MappedWeights):
         modules = _modules(store, shapes, parts)
         layers = {name: layer for name, one in modules.items() if (layer := reader.layer(one)) is not None}
         self._layers: dict[str, Layer] = {}
+        # The fused tensor that was unpacked last: q, k and v are rows of one, and asked for in turn.
+        self._fused: tuple[str, QuantizedWeight] | None = None
         for canonical in _linears(shapes):
             layer = layers.get(_module_of(parts[canonical]))
             if layer is not None:
@@ -83,12 +85,21 @@ class QuantizedWeights(MappedWeights):
         raises CheckpointError for codes that are NaN, and scales that are negative or not finite, or whose products
         with codes are not, or vanish
         """
+        part = self._parts[name]
+        if part.rows is None:
+            return self._read(name)
+        if self._fused is None or self._fused[0] != part.name:
+            self._fused = None  # let go before the next is read
+            self._fused = (part.name, self._read(name))
+        return slice_rows(self._fused[1], *part.rows)
+
+    def _read(self, name: str) -> QuantizedWeight:
+        """Return the whole tensor that a weight is or is a part of, checked."""
         layer = self._layers[name]
         weight, factors = layer.read(), layer.read_input().pre_scale
         largest = 1.0 if factors is None else float(factors.max(initial=1.0))
         self._check(name, weight_fault(weight, layer.scheme, largest))
-        rows = self._parts[name].rows
-        return weight if rows is None else slice_rows(weight, *rows)
+        return weight
 
     def quantized_input(self, name: str) -> QuantizedInput:
         """Return what was calibrated for the input of a quantized weight; KeyError for one that is float.

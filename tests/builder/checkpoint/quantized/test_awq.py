@@ -44,6 +44,25 @@ def test_fused_tensors_are_cut(tmp_path: Path) -> None:
     np.testing.assert_array_equal(gate_up, weights["model.layers.0.mlp.gate_up_proj"].plain)
 
 
+def test_fused_tensors_are_unpacked_once_for_all_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plansmith.builder.checkpoint.hf_dir import HfStore
+
+    path, _ = make_awq(tmp_path / "m", "phi3")
+    quantized = open_checkpoint(path).weights.quantized  # type: ignore[attr-defined]
+    read, raw = [], HfStore.raw
+    monkeypatch.setattr(HfStore, "raw", lambda store, name: read.append(name) or raw(store, name))
+    for name in ("q", "k", "v", "gate", "up"):
+        quantized(f"layers.0.{name}.weight")
+    assert [name for name in read if name.endswith("qweight")] == [
+        "model.layers.0.self_attn.qkv_proj.qweight",
+        "model.layers.0.mlp.gate_up_proj.qweight",
+    ]
+    with pytest.raises(KeyError):
+        quantized("embed.weight")
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_without_zero_points(keep: bool, tmp_path: Path) -> None:
     path, weights = make_awq(tmp_path / "m", config={**AWQ_CONFIG, "zero_point": False}, zero=8)
