@@ -10,6 +10,7 @@
 
 #include <string>
 
+#include "cpu/small_floats.h"
 #include "status.h"
 
 namespace plansmith {
@@ -47,25 +48,7 @@ const Isa* Isas(size_t* count) {
   return isas;
 }
 
-float FloatOf(uint32_t bits) {
-  float r;
-  memcpy(&r, &bits, sizeof(r));
-  return r;
-}
-
-float Bf16ToFloat(uint16_t x) { return FloatOf(static_cast<uint32_t>(x) << 16); }
-
-// The bits of a half float in a float's place are its value / 2^112, infinities and NaN apart.
-float F16ToFloat(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x & 0x7FFF) << 13;
-  const float r = bits >= 0x0F800000u ? FloatOf(bits | 0x7F800000u) : FloatOf(bits) * 0x1p112f;
-  return x > 0x7FFF ? -r : r;
-}
-
-// An E4M3 code shifted into a half float is its value / 256.
-float F8ToFloat(uint8_t x) {
-  return 256 * F16ToFloat(static_cast<uint16_t>((x & 0x80) << 8 | (x & 0x7F) << 7));
-}
+float F8ToFloat(uint8_t x) { return 256 * F8ToFloat256th(x); }
 
 float F4ToFloat(int code) {
   constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};

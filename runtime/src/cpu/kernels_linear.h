@@ -1,5 +1,7 @@
-// Matrix products over the V of the file that includes it: the cut into blocks that fit in
-// registers, and the block for float inputs.
+// Matrix products out [rows, N] = x [rows, K] . w [N, K]^T over the V of the file that includes it:
+// the cut into blocks that fit in registers, and the block for float32 inputs and packed weights of
+// any type. One row is bound by reading the weights, or by decoding them where they are small; many
+// rows by arithmetic. Each output is summed over k in one order, whatever block it falls in.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -39,8 +41,9 @@ inline void RunTiles(const LinearArgs& args, uint32_t row_begin, uint32_t row_en
                      uint32_t tile_begin, uint32_t tile_end) {
   uint32_t tile = tile_begin;
   for (; tile + NT <= tile_end; tile += NT) RunTile<Block, NT>(args, row_begin, row_end, tile);
+  // What is left one by one: a block for two would be a third of the code, for the last two tiles.
   if constexpr (NT > 1) {
-    if (tile < tile_end) RunTiles<Block, NT - 1>(args, row_begin, row_end, tile, tile_end);
+    if (tile < tile_end) RunTiles<Block, 1>(args, row_begin, row_end, tile, tile_end);
   }
 }
 
@@ -190,6 +193,14 @@ struct FloatBlock {
     }
   }
 };
+
+// I4: with zero points or without.
+template <typename Plain, typename WithZeros>
+void LinearI4(const LinearArgs& args, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
+              uint32_t tile_end) {
+  (args.w.zeros == nullptr ? Linear<Plain> : Linear<WithZeros>)(args, row_begin, row_end,
+                                                                tile_begin, tile_end);
+}
 
 // Parts of a `Weights` (see FloatBlock).
 struct NoScales {

@@ -64,22 +64,15 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
   }
 }
 
-void LinearI4(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_t tile_begin,
-              uint32_t tile_end) {
-  if (a.w.zeros == nullptr) {
-    Linear<FloatBlock<I4Weights, 1, 1, 1>>(a, row_begin, row_end, tile_begin, tile_end);
-  } else {
-    Linear<FloatBlock<I4ZeroWeights, 1, 1, 1>>(a, row_begin, row_end, tile_begin, tile_end);
-  }
-}
-
 }  // namespace
 
 const KernelTable kPortableKernels = {
     "portable",
     {Linear<FloatBlock<F32Weights, 1, 1, 1>>, Linear<FloatBlock<Bf16Weights, 1, 1, 1>>,
-     Linear<FloatBlock<I8Weights, 1, 1, 1>>, LinearI4, Linear<FloatBlock<F16Weights, 1, 1, 1>>,
-     Linear<FloatBlock<F8Weights, 1, 1, 1>>, Linear<FloatBlock<F4Weights, 1, 1, 1>>},
+     Linear<FloatBlock<I8Weights, 1, 1, 1>>,
+     LinearI4<FloatBlock<I4Weights, 1, 1, 1>, FloatBlock<I4ZeroWeights, 1, 1, 1>>,
+     Linear<FloatBlock<F16Weights, 1, 1, 1>>, Linear<FloatBlock<F8Weights, 1, 1, 1>>,
+     Linear<FloatBlock<F4Weights, 1, 1, 1>>},
     {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr, nullptr, nullptr},
     QuantizeRow,
     QuantizeRowStatic,

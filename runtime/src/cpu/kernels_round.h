@@ -1,5 +1,6 @@
-// Rounding in place of what the model's own arithmetic would round: kOpRoundInput, over the V of
-// the file that includes it. Bound by its divisions.
+// kOpRoundInput of a row: float32 x [n] to the int8, E4M3 or E2M1 number next to it, as float32, by
+// a scale for the row, for each group of it, or a given one. Over the V of the file that includes
+// it. Bound by its divisions: QuantizeLinear divides truly, so a product with 1 / s would differ.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -6,23 +6,11 @@
 
 #include "cpu/kernels_linear.h"
 #include "cpu/simd_portable.h"
+#include "cpu/small_floats.h"
 
 namespace plansmith {
 namespace cpu {
 namespace {
-
-inline float FloatOf(uint32_t bits) {
-  float r;
-  memcpy(&r, &bits, sizeof(r));
-  return r;
-}
-// A half float: its bits in a float's place are its value / 2^112, infinities and NaN apart.
-inline float HalfToFloat(uint16_t half) {
-  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7FFF) << 13;
-  const float r =
-      magnitude >= 0x0F800000u ? FloatOf(magnitude | 0x7F800000u) : FloatOf(magnitude) * 0x1p112f;
-  return half > 0x7FFF ? -r : r;
-}
 
 // w = value(output) of the 16 outputs.
 template <typename Value>
@@ -43,24 +31,21 @@ struct Bf16Weights : OneColumn, NoScales {
   static constexpr uint32_t kLineBytes = 32;
   static void Next(const Line* line, V* w) {
     const uint16_t* p = reinterpret_cast<const uint16_t*>(*line);
-    DecodeTile(w, [&](uint32_t i) { return FloatOf(static_cast<uint32_t>(p[i]) << 16); });
+    DecodeTile(w, [&](uint32_t i) { return Bf16ToFloat(p[i]); });
   }
 };
 struct F16Weights : OneColumn, NoScales {
   static constexpr uint32_t kLineBytes = 32;
   static void Next(const Line* line, V* w) {
     const uint16_t* p = reinterpret_cast<const uint16_t*>(*line);
-    DecodeTile(w, [&](uint32_t i) { return HalfToFloat(p[i]); });
+    DecodeTile(w, [&](uint32_t i) { return F16ToFloat(p[i]); });
   }
 };
 // The values / 256 of all E4M3 codes: looking one up is faster than making it.
 struct F8Values {
   F8Values() {
-    for (uint32_t first = 0; first < 256; first += kLanes) {
-      uint8_t codes[kLanes];
-      for (uint32_t i = 0; i < kLanes; ++i) codes[i] = static_cast<uint8_t>(first + i);
-      VStore(of + first, VLoadF8(codes));
-    }
+    for (uint32_t code = 0; code < 256; ++code)
+      of[code] = F8ToFloat256th(static_cast<uint8_t>(code));
   }
   float of[256];
 };

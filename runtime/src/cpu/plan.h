@@ -14,6 +14,12 @@
 namespace plansmith {
 namespace cpu {
 
+constexpr uint64_t kPlanAlign = 64;            // bytes, of tables and data blocks
+constexpr uint32_t kMaxPlanExtent = 1u << 24;  // rows, columns: keeps products far inside 64 bits
+
+// Throws StatusError(PSM_ERROR_ENGINE_FILE): which rule the plan breaks, and what to do.
+[[noreturn]] void FailPlan(const std::string& path, const std::string& what);
+
 // The crc of zlib (polynomial 0xEDB88320), as the header holds it.
 uint32_t Crc32(const void* data, size_t size);
 
@@ -25,7 +31,7 @@ struct PaddedShape {
 };
 PaddedShape PaddedShapeOf(const TensorRecord& tensor);
 
-// Bytes of the data block of a tensor of these (padded) extents.
+// Bytes of the data block of a tensor of these (padded) extents; plan_tensors.cc has both.
 uint64_t DataBytesOf(const TensorRecord& tensor);
 
 // Owns the mapping; everything it hands out lives as long as it does. Immutable, any thread.

@@ -16,11 +16,9 @@ class OpChecker {
 
   void Check() {
     if (op_.name >= plan_.header().strings_bytes) {
-      throw StatusError(PSM_ERROR_ENGINE_FILE,
-                        Format("%s: op %u has its name at byte %u of the strings, which have %llu; "
-                               "rebuild the engine with `plansmith build`",
-                               plan_.path().c_str(), idx_, op_.name,
-                               static_cast<unsigned long long>(plan_.header().strings_bytes)));
+      FailPlan(plan_.path(),
+               Format("op %u has its name at byte %u of the strings, which have %llu", idx_,
+                      op_.name, static_cast<unsigned long long>(plan_.header().strings_bytes)));
     }
     switch (op_.code) {
       case kOpEmbed:
@@ -56,10 +54,8 @@ class OpChecker {
 
  private:
   [[noreturn]] void Fail(const std::string& what) {
-    throw StatusError(
-        PSM_ERROR_ENGINE_FILE,
-        Format("%s: op %u (%s, code %u): %s; rebuild the engine with `plansmith build`",
-               plan_.path().c_str(), idx_, plan_.string(op_.name), op_.code, what.c_str()));
+    FailPlan(plan_.path(), Format("op %u (%s, code %u): %s", idx_, plan_.string(op_.name), op_.code,
+                                  what.c_str()));
   }
 
   int64_t Positive(const char* name, int32_t value) {
