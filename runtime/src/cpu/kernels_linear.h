@@ -41,7 +41,8 @@ inline void RunTiles(const LinearArgs& args, uint32_t row_begin, uint32_t row_en
                      uint32_t tile_begin, uint32_t tile_end) {
   uint32_t tile = tile_begin;
   for (; tile + NT <= tile_end; tile += NT) RunTile<Block, NT>(args, row_begin, row_end, tile);
-  // What is left one by one: a block for two would be a third of the code, for the last two tiles.
+  // What is left one by one: a block for two would be a quarter of the code, for the last two
+  // tiles.
   if constexpr (NT > 1) {
     if (tile < tile_end) RunTiles<Block, 1>(args, row_begin, row_end, tile, tile_end);
   }
