@@ -64,14 +64,41 @@ def simulate(model: Any, plan: QuantizePlan, dtype: torch.dtype, facts: dict[str
 
     ModelOpt's export gives the layers that read one input the same factors and outer scales, and folds AWQ's factors
     into the norm before them; this is done here, so that the simulation has it too (the export finds nothing left).
-    What stays float is rounded to the type it is stored in.
+    What stays float is rounded to the type it is stored in. The export divides a weight by its scale where the
+    simulation multiplies by the inverse, so ties fall differently (0.07 % of SmolLM2's FP8 weights, whose values are
+    few): weights are put on the export's grid here, where the simulation leaves them.
     """
     from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 
     with torch.no_grad():
         requantize_resmooth_fused_llm_layers(model)
-        round_floats(model, quantized_names(model), dtype)
+        names = quantized_names(model)
+        for name in sorted(names):
+            _round_as_exported(model.get_submodule(name))
+        round_floats(model, names, dtype)
     return SimulatedModel(model, plan, dtype, facts)
+
+
+def _round_as_exported(module: Any) -> None:
+    """Put an INT8, FP8 or INT4 weight on the grid of codes that ModelOpt's export writes, in place."""
+    quantizer = module.weight_quantizer
+    first = quantizer[0] if isinstance(quantizer, torch.nn.Sequential) else quantizer
+    if first.num_bits not in (8, 4, (4, 3)):
+        return  # FP4 is rounded the same way in both
+    weight = module.weight
+    blocks = (
+        weight.float().unflatten(-1, (-1, first.block_sizes[-1])) if first.num_bits == 4 else weight.float()
+    )
+    scale = (first.amax.float() / first.maxbound).reshape(-1)
+    if scale.numel() > 1:
+        scale = scale.reshape(*blocks.shape[:-1], 1)
+    codes = blocks / scale
+    if first.num_bits == (4, 3):
+        codes = codes.to(torch.float8_e4m3fn).float()
+    else:
+        low, high = (-8, 7) if first.num_bits == 4 else (-128, 127)
+        codes = codes.round().clamp(low, high)
+    weight.copy_((codes * scale).reshape(weight.shape))
 
 
 def quantized_names(model: Any) -> set[str]:
