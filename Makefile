@@ -24,7 +24,7 @@ SOURCES := $(shell find builder runtime plugins calibration cli -type f -not -pa
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
-	bench bench-kernels bench-accuracy bench-peers bench-runtime wheel clean
+	bench bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -119,13 +119,16 @@ typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 
 # ---------------------------------------------------------------- measurements
 
-bench: bench-accuracy bench-peers bench-runtime  ## all measurements that docs/benchmarks.md shows
+bench: bench-accuracy bench-quantization bench-peers bench-runtime  ## all measurements that docs/benchmarks.md shows
 
 bench-accuracy: build $(VENV)/.test-deps  ## logits, tokens and KL against transformers; batch invariance, memory, start, KV waste
 	$(PY) bench/accuracy.py
 	$(PY) bench/batch_invariance.py
 	$(PY) bench/footprint.py
 	$(PY) bench/kv_waste.py
+
+bench-quantization: build $(VENV)/.test-deps  ## every recipe: its cost, and the engine beside ModelOpt's simulation (half an hour)
+	$(PY) bench/quantization.py
 
 bench-peers: build $(VENV)/.test-deps  ## throughput beside OpenVINO GenAI and transformers, in one run
 	$(PY) bench/throughput.py

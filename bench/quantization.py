@@ -73,13 +73,17 @@ def main() -> None:
     parser.add_argument("--recipes", help="names of cases with ';' between; default all")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--no-layers", action="store_true")
+    parser.add_argument("--show", action="store_true", help="print what is stored, measure nothing")
     arguments = parser.parse_args()
+    stored = common.RESULTS / "quantization.json"
+    if arguments.show:
+        show(json.loads(stored.read_text())["cases"])
+        return
     chosen = arguments.recipes.split(";") if arguments.recipes else list(CASES)
     source = open_checkpoint(common.demo_checkpoint())
     windows = text_windows(source, arguments.tokens)
     reference = run_plan(source, precision("fp32"), windows)
     results: dict[str, Any] = {"tokens": len(windows) * WINDOW, "window": WINDOW, "cases": {}}
-    stored = common.RESULTS / "quantization.json"
     if arguments.recipes and stored.is_file():  # the others as they were measured
         results["cases"] = json.loads(stored.read_text())["cases"]
     for name in chosen:
