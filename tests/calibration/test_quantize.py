@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -467,22 +469,40 @@ def test_a_model_that_does_not_fit_is_no_damaged_checkpoint(
         load_model(tiny_checkpoint("llama"), "cpu", False)
 
 
+CHILD = """
+import json, os, resource, signal, sys
+from plansmith.calibration.quantize import QuantizeOptions, quantize_checkpoint
+
+source, out, stage, max_file_bytes, fields = sys.argv[1:]
+options = QuantizeOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(fields).items()})
+
+def report(who, phase, done, total):
+    if stage and phase.startswith(stage) and (stage != "calibrating" or done):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if int(max_file_bytes):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(max_file_bytes),) * 2)
+try:
+    quantize_checkpoint(source, out, options, report=report)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+def in_a_process(
+    source: Path, out: Path, options: QuantizeOptions, *, kill_at: str = "", max_file_bytes: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Quantize in a process of its own: a fork of this one would inherit locks of threads that it does not have."""
+    words = [str(source), str(out), kill_at, str(max_file_bytes), json.dumps(dataclasses.asdict(options))]
+    return subprocess.run([sys.executable, "-c", CHILD, *words], capture_output=True, text=True, timeout=300)
+
+
 @pytest.mark.parametrize("stage", ["loading", "calibrating", "writing"])
 def test_a_kill_leaves_nothing(stage: str, tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
     source, out = tiny_checkpoint("llama"), tmp_path / "out"
-    child = os.fork()
-    if child == 0:  # everything is imported here, so that a kill comes at the moment it is meant to
-
-        def die(who: str, phase: str, done: int, total: int) -> None:
-            if phase.startswith(stage) and (stage != "calibrating" or done):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            quantize_checkpoint(source, out, options(recipe="w4a8_awq"), report=die)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    done = in_a_process(source, out, options(recipe="w4a8_awq"), kill_at=stage)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists()
     quantize_checkpoint(source, out, options(recipe="int8_wo"))
     assert [one.name for one in tmp_path.iterdir()] == ["out"]
@@ -490,22 +510,10 @@ def test_a_kill_leaves_nothing(stage: str, tiny_checkpoint: Tiny, options: Make,
 
 def test_a_full_disk(tiny_checkpoint: Tiny, options: Make, tmp_path: Path) -> None:
     """A limit on the size of files stands for it: the library that writes the weights has errors of its own."""
-    import resource
-
-    source, out, said = tiny_checkpoint("llama"), tmp_path / "out", tmp_path / "said"
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-            quantize_checkpoint(source, out, options(recipe="int8_wo"))
-        except Exception as error:
-            said.write_text(f"{type(error).__name__}: {error}")
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert said.read_text().startswith("OutOfMemoryError: the output does not fit on the disk of ")
-    assert [one.name for one in tmp_path.iterdir()] == ["said"]
+    out = tmp_path / "out"
+    done = in_a_process(tiny_checkpoint("llama"), out, options(recipe="int8_wo"), max_file_bytes=100_000)
+    assert "OutOfMemoryError: the output does not fit on the disk of " in done.stderr
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []
 
 
 def test_memory_that_ran_out() -> None:
