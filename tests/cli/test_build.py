@@ -168,7 +168,8 @@ def test_old_names_are_renamed() -> None:
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, as it should be
 from plansmith.builder.targets import cpu
 from plansmith.cli import main
 
