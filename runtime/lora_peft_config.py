@@ -7,7 +7,6 @@ is not known here is fine while it is off (null, false, empty), and an error whe
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError
+from .json_file import read_json_object
 
 _MERGE = "merge it into the model with peft's merge_and_unload() and build an engine of the result"
 _NUMBERS = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
@@ -68,7 +68,7 @@ class PeftConfig:
 
 def read_config(path: Path) -> PeftConfig:
     """Return the checked content of adapter_config.json; CheckpointError says what of it is not supported."""
-    fields = _read_object(path)
+    fields = read_json_object(path, "give the directory that peft's save_pretrained() wrote")
     where = str(path)
     if str(fields.get("peft_type", "")).upper() != "LORA":
         raise CheckpointError(
@@ -86,24 +86,6 @@ def read_config(path: Path) -> PeftConfig:
     if any(value != int(value) or value < 1 for value in ranks.values()):
         raise CheckpointError(f"{where}: rank_pattern is {ranks!r}, wanted ranks of at least 1")
     return PeftConfig(rank, alpha, rslora, {k: int(v) for k, v in ranks.items()}, alphas)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: is missing; give the directory that peft's save_pretrained() wrote"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); check its rights") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not valid JSON ({error}); download or save it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path}: holds a {type(value).__name__}, wanted a JSON object; download it again"
-        )
-    return value
 
 
 def _refuse_variants(fields: Mapping[str, Any], where: str) -> None:

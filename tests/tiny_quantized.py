@@ -17,7 +17,8 @@ from tiny_models import make_tiny, write_tokenizer
 Array = Any
 GROUP = 32  # inputs of a group: 64 and 96, the tiny models' sizes, are multiples
 
-_CONFIGS = {
+# ModelOpt's own configuration of each recipe that it has.
+PRESETS = {
     "fp8": "FP8_DEFAULT_CFG",
     "fp8_per_channel": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
     "int8_sq": "INT8_SMOOTHQUANT_CFG",
@@ -28,7 +29,7 @@ _CONFIGS = {
     "nvfp4": "NVFP4_DEFAULT_CFG",
     "nvfp4_wo": "W4A16_NVFP4_CFG",
 }
-RECIPES = tuple(_CONFIGS)  # NVFP4 with AWQ's search needs a GPU
+RECIPES = tuple(PRESETS)  # NVFP4 with AWQ's search needs a GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _modelopt_config(recipe: str, kv: str | None) -> dict[str, Any]:
     if recipe == "none":
         config: dict[str, Any] = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     else:
-        config = copy.deepcopy(getattr(mtq, _CONFIGS[recipe]))
+        config = copy.deepcopy(getattr(mtq, PRESETS[recipe]))
     if "int4" in recipe or "w4a8" in recipe:
         config = _with_group(config)
     if kv is not None:

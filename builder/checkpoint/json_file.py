@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import CheckpointError
+from ...runtime.json_file import read_json_object
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object; CheckpointError when it is missing, not JSON, or no object."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: is missing; give a complete checkpoint directory") from None
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
-    except (ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path}: is not valid JSON ({e}); download or save it again") from e
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{path}: holds a {type(value).__name__}, wanted a JSON object; download it again"
-        )
-    return value
+    return read_json_object(path, "give a complete checkpoint directory")
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

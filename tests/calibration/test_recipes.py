@@ -15,6 +15,7 @@ from plansmith.calibration.layers import Layer, check_groups, choose_layers, lin
 from plansmith.calibration.options import QuantizeOptions, plan_quantization
 from plansmith.calibration.recipes import RECIPES, check_layers, find_recipe, group_size_of, modelopt_config
 from plansmith.runtime.errors import InvalidArgumentError, UnsupportedError
+from tiny_quantized import PRESETS
 
 Tiny = Callable[[str], Path]
 
@@ -39,20 +40,6 @@ def test_layers_are_transformers_modules(family: str, tiny_checkpoint: Tiny) -> 
     }
     layers = linear_layers(open_checkpoint(path).spec)
     assert {one.name: (one.out_features, one.in_features) for one in layers} == linears
-
-
-# ModelOpt's own configuration of each recipe that it has.
-PRESETS = {
-    "fp8": "FP8_DEFAULT_CFG",
-    "fp8_per_channel": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
-    "int8_sq": "INT8_SMOOTHQUANT_CFG",
-    "int8_wo": "INT8_WEIGHT_ONLY_CFG",
-    "int4_awq": "INT4_AWQ_CFG",
-    "int4_wo": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
-    "w4a8_awq": "W4A8_AWQ_BETA_CFG",
-    "nvfp4": "NVFP4_DEFAULT_CFG",
-    "nvfp4_wo": "W4A16_NVFP4_CFG",
-}
 
 
 @pytest.mark.parametrize("name", RECIPES)

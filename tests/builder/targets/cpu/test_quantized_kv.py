@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from mixed_steps import row_errors, run
 from plan_interpreter import PlanInterpreter
-from plansmith.builder.batch import BatchPlanner
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import of_checkpoint
@@ -85,39 +85,13 @@ def compiled(spec: DecoderSpec, kv: Kv, path: Path) -> Path:
     return path
 
 
-def run(session: Any, vocab_size: int, seed: int) -> list[np.ndarray]:
-    """Return each sequence's logits [tokens, V], fed in mixed steps over scattered blocks that others have left."""
-    rng = np.random.default_rng(11)
-    sequences = [rng.integers(3, vocab_size, n).tolist() for n in LENGTHS]
-    out = [np.full((n, vocab_size), np.nan, np.float32) for n in LENGTHS]
-    planner = BatchPlanner(
-        sequences,
-        num_blocks=NUM_BLOCKS,
-        tokens_per_block=BLOCK,
-        max_blocks_per_seq=8,
-        max_num_tokens=24,
-        max_batch_size=4,
-        seed=seed,
-    )
-    for step in planner:
-        for row, (seq, position) in zip(session.step(step.batch), step.rows, strict=True):
-            out[seq][position] = row
-    return out
-
-
-def row_errors(got: list[np.ndarray], wanted: list[np.ndarray]) -> np.ndarray:
-    scale = max(float(np.abs(w).max()) for w in wanted)
-    errors = np.concatenate([np.abs(g - w).max(1) for g, w in zip(got, wanted, strict=True)]) / scale
-    return np.where(np.isnan(errors), np.inf, errors)
-
-
 @pytest.mark.parametrize("kv", ["fp8", "int8"])
 @pytest.mark.parametrize("fields", SPECS)
 def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: Path) -> None:
     spec = tiny_spec(**SPECS[fields])
     plan = compiled(spec, kv, tmp_path / "model.plan")
-    wanted = run(ReferenceAttention(plan, kv), spec.vocab_size, 0)
-    unquantized = run(ReferenceAttention(plan, "float"), spec.vocab_size, 0)
+    wanted = run(ReferenceAttention(plan, kv), 0, LENGTHS, spec.vocab_size)
+    unquantized = run(ReferenceAttention(plan, "float"), 0, LENGTHS, spec.vocab_size)
     assert np.median(row_errors(unquantized, wanted)) > 20 * TOLERANCE  # else nothing would be shown
     for isa in ("portable", "avx2", "avx512vnni"):
         try:
@@ -127,7 +101,7 @@ def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: P
             continue
         with session:
             for seed in (0, 1):  # the second pass finds the first one's leftovers in the pools
-                errors = row_errors(run(session, spec.vocab_size, seed), wanted)
+                errors = row_errors(run(session, seed, LENGTHS, spec.vocab_size), wanted)
                 assert errors.max() < FLIPPED_TOLERANCE
                 assert (errors > TOLERANCE).mean() <= FLIPPED
 
