@@ -71,13 +71,16 @@ class Tally:
 
     @property
     def mean_kl(self) -> float:
+        """Mean KL(referee || subject) of a row, in nats."""
         return self.sum_kl / self.rows
 
     @property
     def top1(self) -> float:
+        """Share of rows with the same best token, 0..1."""
         return self.agreeing / self.rows
 
     def result(self, subject: str, referee: str, threshold: Threshold) -> Comparison:
+        """Return the comparison under the two names, passed where every bound of the threshold is kept."""
         passed = (
             self.max_diff <= threshold.max_diff
             and self.mean_kl <= threshold.mean_kl

@@ -45,6 +45,7 @@ class RoundedInput:
 
     @property
     def is_static(self) -> bool:
+        """Whether one calibrated scale holds for all tokens."""
         return self.scale is not None and self.format != "fp4"
 
     @property
