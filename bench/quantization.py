@@ -11,6 +11,7 @@ the text that comes with plansmith, all positions:
     noise       KL(simulation || the simulation with its embeddings changed by 1e-7): how far two correct runs are apart
     one layer   KL(simulation || engine) of models of one decoder layer each: without depth there is little chaos, so
                 this is where an error would show
+    weights     KL and top-1 of the engine with every input and the KV cache as they are, in the stored results
     bytes       of the plan's quantized weights, scales included, a parameter of theirs
 """
 
@@ -88,6 +89,7 @@ def main() -> None:
     results: dict[str, Any] = {"tokens": len(windows) * WINDOW, "window": WINDOW, "cases": {}}
     if arguments.recipes and stored.is_file():  # the others as they were measured
         results = json.loads(stored.read_text())
+    results["float32_ppl"] = quality(reference, reference, windows)["ppl"]
     for name in chosen:
         print(f"== {name}", file=sys.stderr, flush=True)
         case = measure(name, CASES[name], source, windows, reference, layers=not arguments.no_layers)
@@ -132,6 +134,9 @@ def measure(
     engine = run_plan(quantized, choose_precision("auto", quantized, find_targets(["cpu"])), windows)
     row["bytes_per_quantized_parameter"] = bytes_per_parameter(quantized)
     row["engine"] = quality(reference, engine, windows)
+    if row["kl_noise"] > 1e-6:  # something is rounded that depends on the input: what the weights alone cost
+        plain = choose_precision("auto", quantized, find_targets(["cpu"])).without_rounding()
+        row["weights_alone"] = quality(reference, run_plan(quantized, plain, windows), windows)
     row["simulation"] = quality(reference, simulation, windows)
     row["kl_between"] = mean_kl(simulation, engine)
     if layers:
