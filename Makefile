@@ -3,12 +3,14 @@
 # Variables
 #   PYTHON       the interpreter the environment is made from (3.10 to 3.13)
 #   VENV         where the environment lies
+#   TRITON_VENV  where that of tritonserver lies
 #   TORCH        the torch that tests compare with; a CPU build serves
 #   TORCH_INDEX  where CPU builds of torch are; used beside the default index, so it may be out of reach
 #   JOBS         parallel C++ compile jobs
 
 PYTHON ?= python3
 VENV ?= .venv
+TRITON_VENV ?= $(VENV)-triton
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JOBS ?= $(shell nproc)
@@ -16,14 +18,15 @@ JOBS ?= $(shell nproc)
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
+TRITON_PIP := $(TRITON_VENV)/bin/python -m pip --disable-pip-version-check -q
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # One thread a library: the tests run tiny models, where more threads only wait for each other.
 TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-SOURCES := $(shell find builder runtime plugins calibration cli -type f -not -path '*/__pycache__/*')
+SOURCES := $(shell find builder runtime plugins calibration serving triton_repo cli -type f -not -path '*/__pycache__/*')
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
-.PHONY: help demo build test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
+.PHONY: help demo build triton-env test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
 	bench bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime wheel clean
 
 help:  ## list the targets
@@ -46,8 +49,24 @@ $(VENV)/.deps: $(VENV)/.made pyproject.toml
 	$(PIP) install `$(PY) tools/requirements.py rtx verify guided`
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.deps CMakeLists.txt $(SOURCES)
-	$(PIP) install --no-build-isolation --no-deps --force-reinstall .
+build/wheel/.made: $(VENV)/.made pyproject.toml CMakeLists.txt $(SOURCES)
+	rm -rf build/wheel
+	$(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.deps build/wheel/.made
+	$(PIP) install --no-deps --force-reinstall build/wheel/*.whl
+	@touch $@
+
+# A tritonserver and the Python that its models run in.
+$(TRITON_VENV)/.deps: $(VENV)/.made pyproject.toml
+	$(PYTHON) -m venv $(TRITON_VENV)
+	$(TRITON_PIP) install --upgrade pip
+	$(TRITON_PIP) install `$(PY) tools/requirements.py guided tritonserver`
+	@touch $@
+
+$(TRITON_VENV)/.installed: $(TRITON_VENV)/.deps build/wheel/.made
+	$(TRITON_PIP) install --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
 $(VENV)/.test-deps: $(VENV)/.deps
@@ -58,6 +77,8 @@ $(VENV)/.test-deps: $(VENV)/.deps
 $(VENV)/.dev-deps: $(VENV)/.made pyproject.toml
 	$(PIP) install `$(PY) tools/requirements.py dev`
 	@touch $@
+
+triton-env: $(TRITON_VENV)/.installed  ## make the environment of a real tritonserver
 
 build: $(VENV)/.installed  ## make the environment and install plansmith into it
 
@@ -77,8 +98,8 @@ test-cpp: build/test/build.ninja
 	$(BIN)/cmake --build build/test
 	$(BIN)/ctest --test-dir build/test --output-on-failure
 
-test-py: build $(VENV)/.test-deps
-	$(TEST_ENV) $(PY) -m pytest -m "not gpu and not slow"
+test-py: build triton-env $(VENV)/.test-deps
+	$(TEST_ENV) PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) $(PY) -m pytest -m "not gpu and not slow"
 
 test-slow: build $(VENV)/.test-deps  ## full-size compiles and long property tests
 	$(TEST_ENV) $(PY) -m pytest -m slow
@@ -114,7 +135,7 @@ format: $(VENV)/.dev-deps  ## ruff and clang-format, in place
 typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 	@mkdir -p build/pytree/plansmith && touch build/pytree/plansmith/py.typed
 	@printf '"""plansmith."""\n\n__version__ = "0"\n' > build/pytree/plansmith/__init__.py
-	@for d in builder runtime plugins calibration cli; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
+	@for d in builder runtime plugins calibration serving triton_repo cli; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
 	MYPYPATH=build/pytree $(PY) -m mypy --strict -p plansmith
 
 # ---------------------------------------------------------------- measurements

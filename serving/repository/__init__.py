@@ -1,0 +1,1 @@
+"""Model repositories: written for an engine, and read from an older stack's."""

@@ -1,0 +1,26 @@
+"""When the waiting tokens of a stream are sent: at once while that is cheap, together while it is not."""
+
+from __future__ import annotations
+
+_SMOOTHING = 0.1  # weight of the newest cost in the running mean
+
+
+class SendBudget:
+    """Keeps the time spent sending below a share of all time. Any thread; its numbers may lag by a send.
+
+    share : of time that sending may take, (0, 1]
+    most_s : the longest that a token waits for others, seconds
+    """
+
+    def __init__(self, share: float = 0.05, most_s: float = 0.25) -> None:
+        self._share = share
+        self._most_s = most_s
+        self._cost_s = 0.0
+
+    def sent(self, seconds: float) -> None:
+        """Note what one send took."""
+        self._cost_s += (seconds - self._cost_s) * (_SMOOTHING if self._cost_s else 1.0)
+
+    def interval_s(self, num_streams: int) -> float:
+        """Return the least time between two sends of one stream while `num_streams` are open, seconds."""
+        return min(self._most_s, self._cost_s * num_streams / self._share)

@@ -1,0 +1,1 @@
+"""A tritonserver as a child: found, started, watched, healed, drained and ended."""

@@ -1,0 +1,68 @@
+"""One row of a request's batch: what the engine is asked for, and what the client wants to see of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraRequest:
+    """An adapter named by a request, with its arrays where the request brings them.
+
+    weights : (n, row length) float16 or float32; None = it is in the cache
+    config : (n, 3) int32: module id, layer, rank
+    """
+
+    task_id: int
+    weights: NDArray[Any] | None = None
+    config: NDArray[np.int32] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RowDefaults:
+    """What the model's parameters say where a request is silent.
+
+    vocab_size : V of the model
+    max_beam_width : of the parameters; a wider beam is refused
+    exclude_input : leave the prompt out of output_ids
+    logits_dtype : of draft_logits and of the logits in answers: float32 or float16
+    """
+
+    vocab_size: int
+    max_beam_width: int = 1
+    exclude_input: bool = False
+    logits_dtype: type[np.floating[Any]] = np.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row, checked as far as that needs no engine.
+
+    prompt_ids : (n,) int32, trimmed to input_lengths
+    params : fields of SamplingParams by name; the host makes SamplingParams of them, whose errors name the field
+    streaming : answers as tokens come
+    exclude_input : leave the prompt out of output_ids
+    end_id : ends generation besides the words; None = the engine's own end ids, -1 = none at all
+    pad_id : what fills output_ids behind a sequence's end
+    wants : which of "log_probs", "context_logits", "generation_logits", "perf_metrics", "num_input_tokens",
+        "num_output_tokens" the answers have
+    lora : None = the model alone
+    row_idx : its place in the batch
+    is_batch : the batch has more rows, so that answers carry batch_index
+    """
+
+    prompt_ids: NDArray[np.int32]
+    params: Mapping[str, Any]
+    streaming: bool = False
+    exclude_input: bool = False
+    end_id: int | None = None
+    pad_id: int = -1
+    wants: frozenset[str] = frozenset()
+    lora: LoraRequest | None = None
+    row_idx: int = 0
+    is_batch: bool = False
