@@ -1,1 +1,1 @@
-"""The models of the repository, on Triton's Python backend. Imported inside tritonserver: numpy and the runtime only."""
+"""The models of the repository, on the Python backend. Inside tritonserver: numpy and plansmith.runtime only."""
