@@ -1,0 +1,133 @@
+"""What the parameters of `tensorrt_llm` say, as values: how the engine is opened, how the model answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...runtime.errors import InvalidArgumentError
+from ...runtime.manifest import Manifest, load_manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of the model `tensorrt_llm`, each checked by itself.
+
+    engine_dir : the engine directory
+    target : of it
+    options : fields of EngineOptions by name; absent = their defaults. See `open_arguments` for the KV cache
+    num_threads, pin_threads, isa : of the cpu target, as Engine.open takes them
+    draft, speculation : as Engine.open takes them
+    max_kv_tokens : of the KV cache, over all sequences; None = unbounded. With kv_cache_bytes the smaller counts
+    attention_windows : asked for, by layer, repeated; () = the model's own. Narrower ones are refused
+    verify_hashes : read every file of the engine before it is opened
+
+    exclude_input : leave the prompt out of output_ids where a request does not say
+    max_beam_width : a wider beam is refused
+    logits_dtype : "float32" or "float16": of logits in requests and answers
+    is_decoupled : a request may have several answers, so it may stream and may be a batch
+    max_batch_size : rows of a request; 0 = requests have no batch dimension
+    cancellation_check_period_ms : between two looks for clients that went away
+    stats_check_period_ms : between two updates of the metrics
+    stream_interval_ms : least time between two answers of a stream; None = by their cost
+    guided_backend : "llguidance", the only one; "off" = guided requests are refused
+
+    max_adapters : LoRA adapters the engine holds at a time; None = 8
+    max_adapter_rank : their largest rank; None = 64
+    lora_host_memory_bytes : of adapters that requests brought and the engine does not hold
+    lora_prefetch_dir : adapters to load at the start, in directories named by their task id; None = none
+    """
+
+    engine_dir: Path
+    target: str = "cpu"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_threads: int = 0
+    pin_threads: bool = False
+    isa: str | None = None
+    draft: Path | None = None
+    speculation: str = "auto"
+    max_kv_tokens: int | None = None
+    attention_windows: tuple[int, ...] = ()
+    verify_hashes: bool = False
+
+    exclude_input: bool = False
+    max_beam_width: int = 1
+    logits_dtype: str = "float32"
+    is_decoupled: bool = True
+    max_batch_size: int = 0
+    cancellation_check_period_ms: int = 100
+    stats_check_period_ms: int = 100
+    stream_interval_ms: float | None = None
+    guided_backend: str = "llguidance"
+
+    max_adapters: int | None = None
+    max_adapter_rank: int | None = None
+    lora_host_memory_bytes: int = 1 << 30
+    lora_prefetch_dir: Path | None = None
+
+    def open_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of Engine.open, after reading the engine's manifest.
+
+        raises EngineFileError for a directory that is no engine or has no such target, InvalidArgumentError for a
+            parameter that goes beyond what the engine was built for
+        """
+        manifest = load_manifest(self.engine_dir)
+        manifest.target(self.target)
+        _check_beams(self.max_beam_width, manifest)
+        _check_windows(self.attention_windows, manifest)
+        options = dict(self.options)
+        if self.max_kv_tokens is not None:
+            own = kv_bytes(self, manifest, self.max_kv_tokens)
+            options["kv_cache_bytes"] = min(own, options.get("kv_cache_bytes") or own)
+        return {
+            "engine_dir": self.engine_dir,
+            "target": self.target,
+            "draft": self.draft,
+            "speculation": self.speculation,
+            "num_threads": self.num_threads,
+            "pin_threads": self.pin_threads,
+            "isa": self.isa,
+            "max_adapters": self.max_adapters,
+            "max_adapter_rank": self.max_adapter_rank,
+            "verify_hashes": self.verify_hashes,
+            **options,
+        }
+
+
+def kv_bytes(settings: Settings, manifest: Manifest, num_tokens: int) -> int:
+    """Return the bytes of whole blocks for so many tokens, with the pools of the draft, which share the budget."""
+    block = manifest.limits.tokens_per_block
+    per_token = manifest.model.kv_bytes_per_token(manifest.target(settings.target).kv_dtype)
+    drafter = manifest if settings.draft is None else load_manifest(settings.draft)
+    if settings.speculation in ("auto", "model"):
+        if settings.draft is not None:
+            kind = drafter.target(settings.target).kv_dtype
+            per_token += drafter.model.kv_bytes_per_token(kind)
+        elif manifest.draft is not None and settings.target in manifest.draft.targets:
+            kind = manifest.draft.targets[settings.target].kv_dtype
+            per_token += manifest.model.kv_bytes_per_token(kind)
+    return -(-num_tokens // block) * block * per_token
+
+
+def _check_beams(max_beam_width: int, manifest: Manifest) -> None:
+    limit = manifest.limits.max_beam_width
+    if max_beam_width > limit:
+        raise InvalidArgumentError(
+            f"max_beam_width is {max_beam_width}, the engine in {manifest.root} takes at most {limit}; lower it, or "
+            f"build the engine again with --max-beam-width {max_beam_width}"
+        )
+
+
+def _check_windows(asked: tuple[int, ...], manifest: Manifest) -> None:
+    """Refuse windows that are narrower than the model's own: its answers would change."""
+    longest = manifest.limits.max_seq_len
+    for layer, own in enumerate(manifest.model.windows if asked else ()):
+        wanted = asked[layer % len(asked)]
+        if wanted < min(own or longest, longest):
+            raise InvalidArgumentError(
+                f"max_attention_window_size asks for {wanted} tokens in layer {layer}, whose own window is "
+                f"{own or longest}: the engine keeps the windows it was built with; leave the parameter empty, or "
+                "bound the memory with max_tokens_in_paged_kv_cache"
+            )
