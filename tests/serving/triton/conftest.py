@@ -1,0 +1,29 @@
+"""A real tritonserver for tests: `triton_server(repository)`; see tests/triton_servers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from triton_servers import TritonServers
+
+
+@pytest.fixture(scope="session")
+def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServers]:
+    """Return `triton_server(repository, models=(), environ=..., arguments=..., fresh=False)` -> RunningTriton.
+
+    One server a repository is shared by the session. All are drained at its end, and nothing of them may be left.
+    """
+    servers = TritonServers(tmp_path_factory.mktemp("triton"))
+    yield servers
+    servers.stop_all()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Show what the servers said when a test of them fails."""
+    report = yield
+    servers = getattr(item, "funcargs", {}).get("triton_server")
+    if report.failed and isinstance(servers, TritonServers):
+        report.sections.append(("tritonserver", servers.logs()))
+    return report
