@@ -44,16 +44,20 @@ class Row:
     """One row, checked as far as that needs no engine.
 
     prompt_ids : (n,) int32, trimmed to input_lengths
-    params : fields of SamplingParams by name; the host makes SamplingParams of them, whose errors name the field
+    params : fields of SamplingParams by name; the host makes SamplingParams of them, whose errors name the field.
+        What end_id and wants mean for the engine is in them (stop_token_ids, ignore_eos, logprobs, ...); the adapter
+        alone is not: the host asks LoraCache for its name
     streaming : answers as tokens come
     exclude_input : leave the prompt out of output_ids
-    end_id : ends generation besides the words; None = the engine's own end ids, -1 = none at all
+    end_id : as it was sent: ends generation besides the words; None = the engine's own end ids, -1 = none at all
     pad_id : what fills output_ids behind a sequence's end
     wants : which of "log_probs", "context_logits", "generation_logits", "perf_metrics", "num_input_tokens",
         "num_output_tokens" the answers have
     lora : None = the model alone
     row_idx : its place in the batch
     is_batch : the batch has more rows, so that answers carry batch_index
+    num_beams : of the beams, so many are answered, the best first; None = all
+    notes : what the request had that has no effect, for a log
     """
 
     prompt_ids: NDArray[np.int32]
@@ -66,3 +70,5 @@ class Row:
     lora: LoraRequest | None = None
     row_idx: int = 0
     is_batch: bool = False
+    num_beams: int | None = None
+    notes: tuple[str, ...] = ()
