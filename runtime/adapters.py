@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from .batch import ModelInfo
 from .errors import InvalidArgumentError, NotFoundError
-from .lora import load_adapter_dir
+from .lora import LoraAdapter, Widths, load_adapter_dir
+from .lora_arrays import adapter_from_arrays
 from .manifest_entries import ModelEntry
 from .native_engine import NativeEngine
 
@@ -26,6 +31,14 @@ class AdapterTable:
 
     def load(self, name: str, path: Path | str) -> int:
         """Load a directory under a name; see EngineBase.load_adapter."""
+        return self._load(name, lambda: load_adapter_dir(path, self._info, self._model))
+
+    def load_arrays(self, name: str, config: NDArray[Any], weights: NDArray[Any]) -> int:
+        """Load two arrays under a name; see EngineBase.load_adapter_arrays."""
+        widths = Widths.of(self._info, self._model)
+        return self._load(name, lambda: adapter_from_arrays(config, weights, widths))
+
+    def _load(self, name: str, read: Callable[[], LoraAdapter]) -> int:
         if not isinstance(name, str) or not name:
             raise InvalidArgumentError(f"the adapter's name is {name!r}, it must be a text")
         self._refuse_inside_step()
@@ -34,7 +47,7 @@ class AdapterTable:
                 raise InvalidArgumentError(
                     f"an adapter {name!r} is loaded already; unload it first, or give another name"
                 )
-            adapter = load_adapter_dir(path, self._info, self._model)
+            adapter = read()
             structs, _keep_alive = adapter.to_structs()
             adapter_id = next(self._next_id)  # never used again: cached blocks are known by it
             self._core.load_adapter(adapter_id, structs, len(adapter.modules))

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from .async_handle import AsyncRequestHandle
 from .engine_base import EngineBase, check_streaming, per_prompt
 from .errors import Error, InvalidArgumentError, QueueFullError, ShutdownError, UnsupportedError
 from .guided import GuideHandle
@@ -33,43 +34,55 @@ class AsyncEngine(EngineBase):
             self._core.close()
             raise InvalidArgumentError("AsyncEngine has no manual_step; use Engine")
 
+    async def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        new_text: bool = False,
+        wait: bool = True,
+    ) -> AsyncRequestHandle:
+        """Queue a request and return its handle; errors are those of Engine.submit.
+
+        wait : while the request queue is full; False = QueueFullError at once, for servers that refuse before they
+            answer. Either way a grammar is waited for
+        """
+        deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
+        state = await self._start_when_room(prompt, params, deltas, new_text, wait)
+        return AsyncRequestHandle(self, deltas, state)
+
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        new_text: bool = False,
+        wait: bool = True,
     ) -> AsyncIterator[Delta]:
         """Yield the request's deltas; the last is final. Leaving early or a cancelled task cancels it.
 
         The request is submitted with the first `anext`; errors are those of Engine.submit and Engine.stream.
+        wait : see submit
         """
         check_streaming(params)
-        deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
-        state = await self._start_when_room(prompt, params, deltas, new_text)
-        try:
-            while True:
-                item = await deltas.get()
-                if isinstance(item, Error):
-                    raise item
-                yield item
-                if item.is_final:
-                    return
-        finally:
-            if not state.done:
-                self._cancel(state.request_id)
+        async with await self.submit(prompt, params, new_text=new_text, wait=wait) as handle:
+            async for delta in handle:
+                yield delta
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, new_text: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        new_text: bool = False,
+        wait: bool = True,
     ) -> Completion:
-        """Return the whole output of one request. A cancelled task cancels the request."""
-        deltas: asyncio.Queue[Delta | Error] = asyncio.Queue()
-        state = await self._start_when_room(prompt, params, deltas, new_text)
-        try:
-            while state.completion is None:
-                item = await deltas.get()
-                if isinstance(item, Error):
-                    raise item
-            return state.completion
-        finally:
-            if not state.done:
-                self._cancel(state.request_id)
+        """Return the whole output of one request. A cancelled task cancels the request.
+
+        wait : see submit
+        """
+        async with await self.submit(prompt, params, new_text=new_text, wait=wait) as handle:
+            return await handle.result()
 
     async def generate_all(
         self,
@@ -88,6 +101,23 @@ class AsyncEngine(EngineBase):
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Wait until no request is open and return True; False when the time, in seconds, runs out.
+
+        New requests are still taken: a server that drains refuses them itself, and then may `cancel_all` what is left.
+        """
+        try:
+            await asyncio.wait_for(self._until_idle(), timeout)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+            return False
+        return True
+
+    async def _until_idle(self) -> None:
+        room = self._attach()
+        while self.num_open_requests:
+            room.clear()
+            await room.wait()
 
     async def aclose(self) -> None:
         """Stop; requests still running fail with ShutdownError. Twice is fine."""
@@ -120,6 +150,7 @@ class AsyncEngine(EngineBase):
         params: SamplingParams | None,
         deltas: asyncio.Queue[Delta | Error],
         new_text: bool,
+        wait: bool,
     ) -> RequestState:
         room = self._attach()
         guide = await self._guide_beside(params)
@@ -128,6 +159,8 @@ class AsyncEngine(EngineBase):
                 try:
                     return self._start(prompt, params, deltas.put_nowait, new_text=new_text, guide=guide)
                 except QueueFullError:
+                    if not wait:
+                        raise
                     room.clear()
                     await room.wait()
         except BaseException:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from .errors import InvalidArgumentError
 
 _FLOAT32_MAX = (2 - 2**-23) * 2**127
+
+
+def plain(value: Any) -> Any:
+    """Return a value with numpy's numbers in it as Python's own, and its arrays and lists as tuples."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
+    if isinstance(value, Mapping):
+        return {plain(key): plain(one) for key, one in value.items()}
+    return value
 
 
 def entries(name: str, value: object) -> Sequence[Any]:

@@ -28,6 +28,10 @@ class Delta:
     stats : of the output; None also where it ended by a stop string while others of its request run on
     index : which output, from 0
     is_final : no more deltas of the whole request
+    request_id : of the whole request: RequestHandle.request_id, what Engine.cancel takes
+
+    prompt_logprobs, context_logits : those of Completion, where they were asked for: in the first delta of output 0
+    completion : of the final delta: the whole request
     """
 
     text: str = ""
@@ -38,6 +42,12 @@ class Delta:
     stats: RequestStats | None = None
     index: int = 0
     is_final: bool = False
+    request_id: int = dataclasses.field(default=0, compare=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+    context_logits: Logits | None = dataclasses.field(default=None, compare=False, repr=False)
+    completion: Completion | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,7 +63,8 @@ class Engine(EngineBase):
         new_text : the output is a text of its own (an answer), not the prompt's continuation; matters for tokenizers
             that mark spaces before words
         on_delta : gets each delta, or the error at the end, instead of the handle's reader; called on the engine's
-            event thread, which it must not keep waiting
+            event thread, which it must not keep waiting, and maybe before this call returns. The final delta has the
+            completion
         raises InvalidArgumentError, ShapeError for a length over the limits, QueueFullError, OutOfMemoryError when
             the KV cache is too small for it, ShutdownError on a closed engine
         """

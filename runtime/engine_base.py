@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
 from .adapters import AdapterTable
 from .chat import Message
 from .detokenizer import Detokenizer
@@ -156,6 +158,16 @@ class EngineBase:
         """
         return self._adapters.load(name, path)
 
+    def load_adapter_arrays(self, name: str, config: NDArray[Any], weights: NDArray[Any]) -> int:
+        """Load a LoRA adapter given as the pair of arrays of TensorRT-LLM, and return its id.
+
+        config : (n, 3) integers: module id, layer, rank
+        weights : (n, row length) float16 or float32; a row is A (rank, in), then B (out, rank), then zeros
+        Both may have a leading dimension of 1. Waits and raises like load_adapter: CheckpointError for what these
+        arrays never are, or an engine without a manifest, which alone tells the sizes they are cut by.
+        """
+        return self._adapters.load_arrays(name, config, weights)
+
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter and what is cached with it; waits like load_adapter.
 
@@ -171,6 +183,21 @@ class EngineBase:
     def kv_events(self) -> list[KvEvent]:
         """Take the changes of the prefix cache since the last call, oldest first; needs EngineOptions.max_kv_events."""
         return self._core.kv_events()
+
+    @property
+    def num_open_requests(self) -> int:
+        """How many requests have not been given their last delta yet; any thread, and it costs nothing."""
+        return len(self._states)
+
+    def cancel(self, request_id: int) -> None:
+        """Ask for a request's end by its id; a final delta "cancelled" follows. Nothing if it has already ended."""
+        with contextlib.suppress(NotFoundError, ShutdownError):
+            self._core.cancel(request_id)
+
+    def cancel_all(self) -> None:
+        """Ask for the end of every request whose submission has returned; each gets its final delta."""
+        for state in list(self._states.values()):
+            self._cancel(state.request_id)
 
     def _guide(self, params: SamplingParams | None) -> GuideHandle | None:
         """Return the guide of a request, which `_start` or `close` of it consumes. May take seconds. Any thread."""
@@ -272,11 +299,9 @@ class EngineBase:
                     state.fail(InternalError(f"handling a token failed: {type(error).__name__}: {error}"))
 
     def _cancel(self, request_id: int | None) -> None:
-        """Cancel unless the request has ended or the engine is closed."""
-        if request_id is None:
-            return
-        with contextlib.suppress(NotFoundError, ShutdownError):
-            self._core.cancel(request_id)
+        """Cancel a request that has got an id."""
+        if request_id is not None:
+            self.cancel(request_id)
 
     def _fail_all(self, error: Error) -> None:
         for client_id in list(self._states):

@@ -72,6 +72,17 @@ class RequestHandle:
         return self._state.completion
 
     @property
+    def request_id(self) -> int:
+        """The engine's number of the request, which its deltas also have."""
+        assert self._state.request_id is not None
+        return self._state.request_id
+
+    @property
+    def completion(self) -> Completion | None:
+        """The whole output, there before the final delta is delivered; None until then, and of a failed request."""
+        return self._state.completion
+
+    @property
     def done(self) -> bool:
         """Whether the last delta is there."""
         return self._mailbox.finished.is_set()

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from .completion import Completion, Delta, SequenceOutput, TokenLogprobs
 from .detokenizer import Detokenizer
 from .errors import Error
-from .events import ContextEvent, EndEvent, Logits, TokenEvent
+from .events import ContextEvent, EndEvent, TokenEvent
+from .prompt_output import PromptOutput, Sink
 from .sampling import SamplingParams
-from .sequence import SequenceState, rows_of
+from .sequence import SequenceState
 from .stats import RequestStats
 
 __all__ = ["Completion", "Delta", "RequestState", "SequenceOutput", "Sink", "TokenLogprobs"]
-
-Sink = Callable[["Delta | Error"], None]
 
 
 class RequestState:
@@ -41,16 +40,14 @@ class RequestState:
         self.error: Error | None = None
         self._prompt_ids = tuple(prompt_ids)
         self._params = params
-        self._sink = sink
-        emit = self._keep if params.is_ranked else sink
+        self._prompt = PromptOutput(params, sink)
+        emit = _keep if params.is_ranked else self._prompt.give
         self._sequences = [
             SequenceState(i, params, frozenset(end_ids), detokenizer and detokenizer(), emit)
             for i in range(max(params.num_sequences, params.beam_width))
         ]
         self._told: set[int] = set()  # sequences whose last delta is out, or kept in _last
         self._last: Delta | None = None  # kept back until it is known whether it is the request's last
-        self._prompt_logprobs: list[TokenLogprobs | None] = [None]
-        self._context_logits: list[Logits] = []
 
     @property
     def done(self) -> bool:
@@ -70,18 +67,14 @@ class RequestState:
         # The core cannot end one sequence of several: it runs on unseen, and its reader need not wait for that.
         if not self._params.is_ranked:
             self._told.add(sequence.index)
-            self._sink(sequence.stop_delta())
+            self._prompt.give(sequence.stop_delta())
         return False
 
     def on_context(self, event: ContextEvent) -> None:
         """Take what the model says of one position of the prompt."""
         if self.done or event.sequence_idx != 0:
             return
-        if self._params.prompt_logprobs is not None and event.token_id >= 0:
-            top = event.top[: self._params.prompt_logprobs]
-            self._prompt_logprobs.append(TokenLogprobs(event.token_id, event.logprob, top))
-        if event.logits is not None:
-            self._context_logits.append(event.logits)
+        self._prompt.on_context(event)
 
     def on_end(self, event: EndEvent) -> bool:
         """Take the last event of a sequence and give the sink what is left; True as of on_token."""
@@ -96,12 +89,12 @@ class RequestState:
             self._told.add(sequence.index)
             self._last = delta
         if event.is_final:
-            self._complete()
+            self._complete(event.request_id)
             return False
         if self._is_over():
             return True
         if self._last is not None:
-            self._sink(self._last)
+            self._prompt.give(self._last)
             self._last = None
         return False
 
@@ -109,31 +102,29 @@ class RequestState:
         """End the request with an error."""
         if not self.done:
             self.error = error
-            self._sink(error)
+            self._prompt.give(error)
 
     def _is_over(self) -> bool:
         """Whether each sequence has ended in the core or by a stop string."""
         return all(one.stopped or one.output is not None for one in self._sequences)
 
-    def _keep(self, _delta: Delta) -> None:
-        """Emit nothing: the deltas come with the choice of outputs."""
-
-    def _complete(self) -> None:
+    def _complete(self, request_id: int) -> None:
         outputs = self._outputs()
-        params = self._params
         self.completion = Completion(
             prompt_ids=self._prompt_ids,
             outputs=outputs,
             stats=RequestStats.of_sequences([one.output.stats for one in self._sequences if one.output]),
-            prompt_logprobs=None if params.prompt_logprobs is None else tuple(self._prompt_logprobs),
-            context_logits=rows_of(self._context_logits) if params.return_context_logits else None,
+            prompt_logprobs=self._prompt.prompt_logprobs(),
+            context_logits=self._prompt.context_logits(),
         )
-        if not params.is_ranked:
+        if self._params.is_ranked:
+            deltas = [_whole_delta(one, request_id) for one in outputs]
+        else:
             assert self._last is not None
-            self._sink(dataclasses.replace(self._last, is_final=True))
-            return
-        for one in outputs:
-            self._sink(_whole_delta(one, is_final=one is outputs[-1]))
+            deltas = [self._last]
+        for delta in deltas[:-1]:
+            self._prompt.give(delta)
+        self._prompt.give(dataclasses.replace(deltas[-1], is_final=True, completion=self.completion))
 
     def _outputs(self) -> tuple[SequenceOutput, ...]:
         ended = [one for one in self._sequences if one.output is not None]
@@ -142,13 +133,17 @@ class RequestState:
         return tuple(one.renumber(i) for i, one in enumerate(ended))
 
 
+def _keep(_delta: Delta) -> None:
+    """Emit nothing: the deltas come with the choice of outputs."""
+
+
 def _rank(sequence: SequenceState) -> float:
     """Return the key that sorts the best first; one that was cancelled before its first token goes last."""
     assert sequence.output is not None
     return -sequence.cum_logprob if sequence.output.token_ids else math.inf
 
 
-def _whole_delta(output: SequenceOutput, *, is_final: bool) -> Delta:
+def _whole_delta(output: SequenceOutput, request_id: int) -> Delta:
     return Delta(
         text=output.text,
         token_ids=output.token_ids,
@@ -157,5 +152,5 @@ def _whole_delta(output: SequenceOutput, *, is_final: bool) -> Delta:
         stop_reason=output.stop_reason,
         stats=output.stats,
         index=output.index,
-        is_final=is_final,
+        request_id=request_id,
     )

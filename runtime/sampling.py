@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import check_bool, check_float, check_int, check_key, entries, is_finite
+from .checks import check_bool, check_float, check_int, check_key, entries, is_finite, plain
 from .errors import InvalidArgumentError
 from .guided import GuidedParams
 
@@ -38,10 +38,16 @@ class RetentionRange:
     priority: int
     duration_ms: int | None = None
 
+    def __post_init__(self) -> None:
+        """Take numpy's numbers too."""
+        _make_plain(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
     """Parameters of one request. Checked when made; `dataclasses.replace` makes a changed copy.
+
+    Numpy's numbers are taken for Python's, and arrays for lists.
 
     max_tokens : most tokens to generate, >= 1; None = as many as the engine's max_seq_len leaves
     min_tokens : end ids and stop strings are ignored before this many
@@ -127,6 +133,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError naming the parameter, what it got and what it can be."""
+        _make_plain(self)
         stop = self.stop if isinstance(self.stop, str) else tuple(entries("stop", self.stop))
         object.__setattr__(self, "stop", stop)  # a copy: the caller's list may change
         self._check_lengths()
@@ -302,3 +309,9 @@ class SamplingParams:
             raise InvalidArgumentError(
                 "guided does not go with ignore_eos: a grammar's end is an end token; leave one of them out"
             )
+
+
+def _make_plain(params: RetentionRange | SamplingParams) -> None:
+    """Replace what is numpy's in the fields of a frozen dataclass; lists become tuples, the caller's own may change."""
+    for field in dataclasses.fields(params):
+        object.__setattr__(params, field.name, plain(getattr(params, field.name)))

@@ -44,6 +44,7 @@ class SequenceState:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._logits: list[Logits] = []
+        self._request_id = 0
         self.cum_logprob = 0.0
         self.output: SequenceOutput | None = None
 
@@ -86,12 +87,22 @@ class SequenceState:
             generation_logits=rows_of(self._logits) if self._params.return_generation_logits else None,
         )
         return Delta(
-            text=text, finish_reason=reason, stop_reason=stop_reason, stats=event.stats, index=self.index
+            text=text,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            stats=event.stats,
+            index=self.index,
+            request_id=event.request_id,
         )
 
     def stop_delta(self) -> Delta:
         """Return the last delta of a sequence that a stop string ended, ahead of its last event."""
-        return Delta(finish_reason="stop", stop_reason=self._stop.matched, index=self.index)
+        return Delta(
+            finish_reason="stop",
+            stop_reason=self._stop.matched,
+            index=self.index,
+            request_id=self._request_id,
+        )
 
     def renumber(self, index: int) -> SequenceOutput:
         """Return the output under another index."""
@@ -114,7 +125,9 @@ class SequenceState:
             logprobs = (entry,)
         if event.logits is not None:
             self._logits.append(event.logits)
-        self._emit_delta(Delta(text, (event.token_id,), logprobs, index=self.index))
+        self._request_id = event.request_id
+        delta = Delta(text, (event.token_id,), logprobs, index=self.index, request_id=event.request_id)
+        self._emit_delta(delta)
 
     def _flush(self) -> str:
         if self._detokenizer is None or self.stopped:

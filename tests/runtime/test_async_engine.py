@@ -264,3 +264,83 @@ def test_another_loop_is_refused() -> None:
 def test_manual_steps_are_refused() -> None:
     with pytest.raises(errors.InvalidArgumentError, match="manual_step"):
         AsyncEngine.from_executor(fake_executor(), EngineOptions(manual_step=True))
+
+
+async def fill_queue(engine: AsyncEngine) -> list[asyncio.Task[Any]]:
+    """Start requests until one more is refused; the engine's steps wait at a gate."""
+    tasks: list[asyncio.Task[Any]] = []
+    for i in range(60):
+        try:
+            handle = await engine.submit([i, 1], GREEDY, wait=False)
+        except errors.QueueFullError:
+            return tasks
+        tasks.append(asyncio.create_task(handle.result()))
+    raise AssertionError("the queue was never full")
+
+
+def test_a_full_queue_refuses_who_does_not_wait() -> None:
+    gate = threading.Event()
+
+    async def body(engine: AsyncEngine) -> Any:
+        tasks = await fill_queue(engine)
+        assert engine.num_open_requests == len(tasks) >= 2
+        with pytest.raises(errors.QueueFullError):
+            await engine.generate([1, 2], GREEDY, wait=False)
+        with pytest.raises(errors.QueueFullError):
+            await engine.stream([1, 2], GREEDY, wait=False).__anext__()
+        waiting = asyncio.create_task(engine.generate([1, 2], GREEDY))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        gate.set()
+        assert await engine.drain(20) and engine.num_open_requests == 0
+        return await asyncio.gather(*tasks), await waiting, await engine.generate([1, 2], GREEDY, wait=False)
+
+    done, waited, last = run(body, FakeModel(gate=gate), EngineOptions(max_queue_size=2))
+    assert [list(c.token_ids) for c in done] == [greedy([i, 1], 8) for i in range(len(done))]
+    assert list(waited.token_ids) == list(last.token_ids) == greedy([1, 2], 8)
+
+
+def test_a_handle_is_read_as_it_comes_or_whole() -> None:
+    async def body(engine: AsyncEngine) -> Any:
+        handle = await engine.submit([1, 2, 3], GREEDY)
+        first = await anext(handle)
+        assert not first.is_final and first.request_id == handle.request_id
+        completion = await handle.result()  # what is left is read on the way
+        assert handle.done and completion is await handle.result()
+        assert [d async for d in handle] == []
+        failing = await engine.submit([1, 2], LONG)
+        failing.cancel()
+        assert (await failing.result()).finish_reason in ("cancelled", "length")
+        async with await engine.submit([4, 5], LONG) as left:
+            await anext(left)
+        deltas = [d async for d in left]
+        return first, completion, deltas[-1]
+
+    first, completion, last = run(body, FakeModel(step_s=0.005))
+    assert list(first.token_ids) == greedy([1, 2, 3], 8)[:1] and list(completion.token_ids) == greedy(
+        [1, 2, 3], 8
+    )
+    assert last.finish_reason == "cancelled" and last.completion.token_ids == tuple(
+        greedy([4, 5], 60)[: len(last.completion.token_ids)]
+    )
+
+
+def test_a_failed_request_fails_each_reader_of_its_handle() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        handle = await engine.submit([1, 2], GREEDY)
+        for _ in range(2):
+            with pytest.raises(errors.ExecutorError, match="told to fail"):
+                await handle.result()
+
+    run(body, FakeModel(fail_at_step=1))
+
+
+def test_a_drain_waits_so_long_and_the_rest_is_cancelled() -> None:
+    async def body(engine: AsyncEngine) -> Any:
+        handles = [await engine.submit([i, 1], LONG) for i in range(3)]
+        assert not await engine.drain(0.02)
+        engine.cancel_all()
+        assert await engine.drain()
+        return [(await handle.result()).finish_reason for handle in handles]
+
+    assert run(body, FakeModel(step_s=0.02)) == ["cancelled"] * 3

@@ -230,6 +230,91 @@ def test_on_delta_is_called_instead_of_the_reader(engine: Engine) -> None:
     assert [t for d in seen for t in d.token_ids] == tokens == greedy([1, 2, 3], 8)
 
 
+def test_the_completion_is_there_with_the_final_delta(engine: Engine) -> None:
+    """Also inside on_delta, which a program may get before the handle."""
+    seen: list[Any] = []
+    with_handle = threading.Event()
+    handles: list[Any] = []
+
+    def take(delta: Any) -> None:
+        with_handle.wait(20)
+        seen.append((delta, handles[0].completion, handles[0].request_id, engine.num_open_requests))
+
+    handles.append(engine.submit([1, 2, 3], GREEDY, on_delta=take))
+    with_handle.set()
+    completion = handles[0].result()
+    deltas = [delta for delta, *_ in seen]
+    assert [d.completion for d in deltas] == [None] * 8 + [completion]
+    assert [known for _, known, *_ in seen] == [None] * 8 + [completion]
+    assert {d.request_id for d in deltas} == {number for *_, number, _ in seen} == {handles[0].request_id}
+    assert deltas[-1].is_final and list(completion.token_ids) == greedy([1, 2, 3], 8)
+    assert [count for *_, count in seen] == [1] * 8 + [0]
+
+
+def test_open_requests_are_counted_and_cancelled_by_their_ids() -> None:
+    engine, model, gate = gated()
+    with engine:
+        long = dataclasses.replace(GREEDY, max_tokens=60)
+        ended: list[Any] = []
+
+        def stop(delta: Any) -> None:
+            ended.append(delta)
+            engine.cancel(delta.request_id)  # with the first token; the handle may not be there yet
+
+        handles = [engine.submit([i], long) for i in range(3)]
+        handles.append(engine.submit([9], long, on_delta=stop))
+        assert engine.num_open_requests == 4
+        eventually(lambda: model.num_entered > 0)
+        engine.cancel(handles[0].request_id)
+        gate.set()
+        assert handles[0].result(20).finish_reason == "cancelled"
+        assert handles[3].result(20).finish_reason == "cancelled" and len(ended[-1].completion.token_ids) < 60
+        assert [h.result(20).finish_reason for h in handles[1:3]] == ["length"] * 2
+        assert engine.num_open_requests == 0
+        engine.cancel(handles[0].request_id)  # has ended: nothing
+        engine.cancel(12345)
+    engine.cancel(1)  # closed: nothing
+
+
+def test_all_can_be_cancelled_at_once() -> None:
+    engine, model, gate = gated()
+    with engine:
+        handles = [engine.submit([i], dataclasses.replace(GREEDY, max_tokens=60)) for i in range(20)]
+        eventually(lambda: model.num_entered > 0)
+        engine.cancel_all()
+        gate.set()
+        assert {h.result(20).finish_reason for h in handles} == {"cancelled"}
+        assert engine.num_open_requests == 0
+        assert list(engine.generate([[1, 2]], GREEDY)[0].token_ids) == greedy([1, 2], 8)
+
+
+def test_numbers_of_numpy_are_parameters_too(engine: Engine) -> None:
+    values: dict[str, Any] = {
+        "max_tokens": np.int32(8),
+        "temperature": np.float32(0.7),
+        "top_k": np.int64(20),
+        "top_p": np.float16(0.9),
+        "seed": np.uint64(2**64 - 1),
+        "bad_words": [np.array([5, 6], np.int32)],
+        "stop_token_ids": np.array([63, 62]),
+        "logit_bias": {np.int32(3): np.float32(0.5)},
+    }
+    params = SamplingParams(**values)
+    same = SamplingParams(
+        max_tokens=8,
+        temperature=float(np.float32(0.7)),
+        top_k=20,
+        top_p=float(np.float16(0.9)),
+        seed=2**64 - 1,
+        bad_words=[[5, 6]],
+        stop_token_ids=[63, 62],
+        logit_bias={3: 0.5},
+    )
+    assert params == same
+    done = engine.generate([[1, 2, 3]] * 2, [params, same])
+    assert done[0].token_ids == done[1].token_ids
+
+
 def test_stats_add_up(engine: Engine) -> None:
     engine.generate(PROMPTS, GREEDY)
     stats = engine.stats()

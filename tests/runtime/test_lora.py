@@ -213,6 +213,33 @@ def test_the_older_arrays_give_the_same(
     ]
 
 
+def test_arrays_in_memory_are_the_same_adapter(
+    model: Callable[[str], Any], tiny_engine: GetPath, tmp_path: Path
+) -> None:
+    adapter = tiny.make_adapter(model("llama"), tiny.ALL)
+    directory = tiny.write_arrays(tmp_path / "arrays", adapter, ARRAY_IDS, np.float16)
+    config = np.load(directory / "model.lora_config.npy")
+    weights = np.load(directory / "model.lora_weights.npy")
+    with Engine.open(tiny_engine("llama"), num_threads=1) as engine:
+        ids = [engine.load_adapter("file", directory), engine.load_adapter_arrays("memory", config, weights)]
+        assert engine.adapters == {"file": ids[0], "memory": ids[1]}
+        want, got, base = (
+            [c.token_ids for c in engine.generate(PROMPTS, dataclasses.replace(GREEDY, adapter=name))]
+            for name in ("file", ids[1], None)
+        )
+        assert got == want != base
+        with pytest.raises(errors.InvalidArgumentError, match="loaded already"):
+            engine.load_adapter_arrays("memory", config, weights)
+        with pytest.raises(errors.InvalidArgumentError, match="must be a text"):
+            engine.load_adapter_arrays("", config, weights)
+        with pytest.raises(errors.ShapeError, match="made for another model"):
+            engine.load_adapter_arrays("short", config, weights[..., :10])
+        with pytest.raises(errors.CheckpointError, match="wanted integers"):
+            engine.load_adapter_arrays("floats", config.astype(np.float32), weights)
+        assert set(engine.adapters) == {"file", "memory"}
+        engine.unload_adapter("memory")
+
+
 def test_an_engine_says_what_it_cannot_do(
     model: Callable[[str], Any], tiny_engine: GetPath, tmp_path: Path
 ) -> None:

@@ -229,6 +229,24 @@ def test_each_output_has_its_own_logits_and_the_prompt_has_one(engine: Engine) -
         assert output.generation_logits[-1].tobytes() == last.tobytes()
 
 
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, dataclasses.replace(SAMPLED, n=2), dataclasses.replace(SAMPLED, best_of=2)]
+)
+def test_what_is_asked_of_the_prompt_comes_with_the_first_delta(
+    engine: Engine, sampling: SamplingParams
+) -> None:
+    params = dataclasses.replace(sampling, prompt_logprobs=1, return_context_logits=True)
+    deltas = list(engine.submit(PROMPT, params))
+    completion = deltas[-1].completion
+    assert completion is not None and completion.context_logits is not None
+    assert completion.context_logits.shape == (6, 64) and completion.prompt_logprobs is not None
+    (first,) = [d for d in deltas if d.context_logits is not None]
+    assert first is next(d for d in deltas if d.index == 0)
+    assert first.context_logits is completion.context_logits
+    assert first.prompt_logprobs == completion.prompt_logprobs
+    assert [d.prompt_logprobs for d in deltas if d is not first] == [None] * (len(deltas) - 1)
+
+
 def test_logits_are_freed_with_the_arrays(engine: Engine) -> None:
     """A thousand prompts' logits of 48 x 64 floats each; what is kept is one array."""
     params = dataclasses.replace(GREEDY, max_tokens=1, return_context_logits=True)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from plansmith.runtime.checks import key64
 from plansmith.runtime.errors import InvalidArgumentError
@@ -103,6 +104,44 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_a_bad_value_is_refused_with_its_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "want"),
+    [
+        ("max_tokens", np.int32(5), 5),
+        ("seed", np.uint64(2**64 - 1), 2**64 - 1),
+        ("temperature", np.float32(0.1), float(np.float32(0.1))),
+        ("ignore_eos", np.bool_(True), True),
+        ("stop", np.str_("x"), "x"),
+        ("stop", np.array(["x", "y"], object), ("x", "y")),
+        ("stop_token_ids", np.array([1, 2], np.int64), (1, 2)),
+        ("bad_words", ["a", np.array([3, 4], np.uint16)], ("a", (3, 4))),
+        ("logit_bias", {np.int64(1): np.float16(0.5)}, {1: 0.5}),
+        ("adapter", np.uint64(7), 7),
+        ("retention", [RetentionRange(np.int32(0), np.int32(4), np.int32(90))], (RetentionRange(0, 4, 90),)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_numpys_becomes_pythons(name: str, value: Any, want: Any) -> None:
+    got = getattr(SamplingParams(**{name: value}), name)
+    assert got == want and type(got) is type(want)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", np.int32(0)),
+        ("max_tokens", np.float32(1)),
+        ("max_tokens", np.bool_(True)),
+        ("max_tokens", np.array([5])),
+        ("temperature", np.float32("nan")),
+        ("stop_token_ids", np.array([1.5])),
+        ("stop_token_ids", np.array(5)),
+    ],
+)
+def test_what_is_numpys_is_checked_like_pythons(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         SamplingParams(**{name: value})
 
