@@ -266,8 +266,8 @@ def test_manual_steps_are_refused() -> None:
         AsyncEngine.from_executor(fake_executor(), EngineOptions(manual_step=True))
 
 
-async def fill_queue(engine: AsyncEngine) -> list[asyncio.Task[Any]]:
-    """Start requests until one more is refused; the engine's steps wait at a gate."""
+async def fill_queue(engine: AsyncEngine, model: FakeModel) -> list[asyncio.Task[Any]]:
+    """Start requests until one more is refused; the first is in a step that waits at the model's gate."""
     tasks: list[asyncio.Task[Any]] = []
     for i in range(60):
         try:
@@ -275,15 +275,18 @@ async def fill_queue(engine: AsyncEngine) -> list[asyncio.Task[Any]]:
         except errors.QueueFullError:
             return tasks
         tasks.append(asyncio.create_task(handle.result()))
+        while model.num_entered == 0:  # else the step takes from the queue later
+            await asyncio.sleep(0.002)
     raise AssertionError("the queue was never full")
 
 
 def test_a_full_queue_refuses_who_does_not_wait() -> None:
     gate = threading.Event()
+    model = FakeModel(gate=gate)
 
     async def body(engine: AsyncEngine) -> Any:
-        tasks = await fill_queue(engine)
-        assert engine.num_open_requests == len(tasks) >= 2
+        tasks = await fill_queue(engine, model)
+        assert engine.num_open_requests == len(tasks) == 3
         with pytest.raises(errors.QueueFullError):
             await engine.generate([1, 2], GREEDY, wait=False)
         with pytest.raises(errors.QueueFullError):
@@ -295,7 +298,7 @@ def test_a_full_queue_refuses_who_does_not_wait() -> None:
         assert await engine.drain(20) and engine.num_open_requests == 0
         return await asyncio.gather(*tasks), await waiting, await engine.generate([1, 2], GREEDY, wait=False)
 
-    done, waited, last = run(body, FakeModel(gate=gate), EngineOptions(max_queue_size=2))
+    done, waited, last = run(body, model, EngineOptions(max_queue_size=2))
     assert [list(c.token_ids) for c in done] == [greedy([i, 1], 8) for i in range(len(done))]
     assert list(waited.token_ids) == list(last.token_ids) == greedy([1, 2], 8)
 
