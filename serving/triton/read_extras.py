@@ -56,7 +56,11 @@ def read_lora(inputs: Inputs, row: int) -> LoraRequest | None:
         raise ShapeError(
             f"lora_weights has {len(weights)} rows and lora_config {len(config)}, wanted one a module in both"
         )
-    return LoraRequest(task_id, weights, config)
+    if weights is None or config is None:
+        return LoraRequest(task_id)
+    return LoraRequest(
+        task_id, weights.copy(), config.copy()
+    )  # the request's buffers go before the adapter does
 
 
 def _guided(inputs: Inputs, row: int) -> GuidedParams | None:
