@@ -137,11 +137,11 @@ def _set_words(request: Any, submission: Submission, keep_alive: list[Any]) -> N
     request.num_logit_bias = len(bias)
     request.logit_bias_ids = _array("int32_t", bias.keys(), keep_alive)
     request.logit_bias_values = _array("float", bias.values(), keep_alive)
-    if bad_words:
-        ends = np.cumsum([len(word) for word in bad_words]).tolist()
-        request.bad_words.ids = _array("int32_t", [token for word in bad_words for token in word], keep_alive)
-        request.bad_words.ends = _array("int32_t", ends, keep_alive)
-        request.bad_words.num_lists = len(bad_words)
+    for lists, words in ((request.stop_words, submission.params.stop_words), (request.bad_words, bad_words)):
+        if words:
+            lists.ids = _array("int32_t", [token for word in words for token in word], keep_alive)
+            lists.ends = _array("int32_t", np.cumsum([len(word) for word in words]).tolist(), keep_alive)
+            lists.num_lists = len(words)
 
 
 def _set_retention(request: Any, params: SamplingParams, keep_alive: list[Any]) -> None:

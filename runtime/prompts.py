@@ -58,10 +58,11 @@ def check_lengths(prompt_len: int, params: SamplingParams, limits: ModelInfo) ->
 
 def check_token_ids(params: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
     """Raise the InvalidArgumentError that a submission would for ids that are not in the vocabulary."""
-    words = [token for word in bad_words_ids(params, tokenizer) for token in word]
+    bad_words = [token for word in bad_words_ids(params, tokenizer) for token in word]
     for name, ids in (
         ("stop_token_ids", params.stop_token_ids),
-        ("bad_words", words),
+        ("stop_words", [token for word in params.stop_words for token in word]),
+        ("bad_words", bad_words),
         ("logit_bias", params.logit_bias),
     ):
         for token in ids:

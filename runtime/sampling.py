@@ -50,7 +50,7 @@ class SamplingParams:
     Numpy's numbers are taken for Python's, and arrays for lists.
 
     max_tokens : most tokens to generate, >= 1; None = as many as the engine's max_seq_len leaves
-    min_tokens : end ids and stop strings are ignored before this many
+    min_tokens : end ids, stop strings and stop words are ignored before this many
     temperature : 0 = greedy, else > 0
     top_k : sample from the k likeliest; 0 = all
     top_p : sample from the likeliest whose probabilities reach top_p, in (0, 1]
@@ -60,6 +60,7 @@ class SamplingParams:
     seed : 0 .. 2**64 - 1; None = a new one from the operating system for each request
     stop : strings that end generation; the text is cut before them
     stop_token_ids : ids that end generation, besides the model's own end ids
+    stop_words : id sequences that end generation when the output ends with one, which stays in the output
     bad_words : strings or id sequences that must not be generated
     logit_bias : added to the logits, by token id; -inf forbids a token
     logprobs : None = none; n = the log-probability of each chosen token and of the n likeliest, n <= 20
@@ -101,6 +102,7 @@ class SamplingParams:
     seed: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    stop_words: Sequence[Sequence[int]] = ()
     bad_words: Sequence[str | Sequence[int]] = ()
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     logprobs: int | None = None
@@ -205,12 +207,13 @@ class SamplingParams:
         for text in self.stop_strings:
             if not isinstance(text, str) or not text:
                 raise InvalidArgumentError(f"stop has {text!r}, every entry must be a non-empty string")
-        for word in entries("bad_words", self.bad_words):
-            if not isinstance(word, str):
-                for token in entries("bad_words", word):
-                    check_int("bad_words", token, 0, 2**31 - 1)
-            if len(word) == 0:
-                raise InvalidArgumentError("bad_words has an empty entry; leave it out")
+        for name, words in (("stop_words", self.stop_words), ("bad_words", self.bad_words)):
+            for word in entries(name, words):
+                if not (isinstance(word, str) and name == "bad_words"):
+                    for token in entries(name, word):
+                        check_int(name, token, 0, 2**31 - 1)
+                if len(word) == 0:
+                    raise InvalidArgumentError(f"{name} has an empty entry; leave it out")
         for token in entries("stop_token_ids", self.stop_token_ids):
             check_int("stop_token_ids", token, 0, 2**31 - 1)
         if not isinstance(self.logit_bias, Mapping):

@@ -158,6 +158,18 @@ def test_bias_and_bad_words_reach_the_core(engine: Engine) -> None:
     assert pair.token_ids[0] == expected[0] and pair.token_ids[1] != expected[1]
 
 
+def test_stop_words_end_the_output_and_stay_in_it(engine: Engine) -> None:
+    expected = greedy([1, 2, 3], 8)
+    ends = next(i for i in range(3, 8) if expected.index(expected[i]) == i)  # two tokens that stand nowhere before
+    word = expected[ends - 1 : ends + 1]
+    params = dataclasses.replace(GREEDY, stop_words=[[63, 62, 61], word])
+    (stopped,) = engine.generate([[1, 2, 3]], params)
+    assert list(stopped.token_ids) == expected[: ends + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", None)
+    (later,) = engine.generate([[1, 2, 3]], dataclasses.replace(params, min_tokens=ends + 2))
+    assert list(later.token_ids) == expected and later.finish_reason == "length"
+
+
 def test_a_penalty_reaches_the_core(engine: Engine) -> None:
     params = dataclasses.replace(GREEDY, max_tokens=20, frequency_penalty=2.0, presence_penalty=1000.0)
     (completion,) = engine.generate([[1, 2, 3]], params)
@@ -355,6 +367,7 @@ def test_model_info_is_narrowed_by_the_options() -> None:
         ([1] * 40, SamplingParams(max_tokens=25), errors.ShapeError, "64"),
         ([1], SamplingParams(stop_token_ids=[64]), errors.InvalidArgumentError, "64"),
         ([1], SamplingParams(logit_bias={64: 1.0}), errors.InvalidArgumentError, "64"),
+        ([1], SamplingParams(stop_words=[[1, 64]]), errors.InvalidArgumentError, "64"),
         ([1], SamplingParams(bad_words=[[1, 64]]), errors.InvalidArgumentError, "64"),
         ([1], SamplingParams(bad_words=["a"]), errors.InvalidArgumentError, "no tokenizer"),
         ([1], SamplingParams(stop="a"), errors.InvalidArgumentError, "without a tokenizer"),
