@@ -99,7 +99,15 @@ PARAMETERS: tuple[Parameter, ...] = (
     _ignored("executor_worker_path", plain, "the engine runs in the model's own process", _ANY),
     _ignored("worker_path", plain, "the engine runs in the model's own process", _ANY),
     _p("max_beam_width", "", "1", integer(1, 1024), "setting max_beam_width", "a wider beam is refused"),
-    _ignored("FORCE_CPU_ONLY_INPUT_TENSORS", plain, "Triton's own", _ANY),
+    Parameter(
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "no",  # Triton refuses an empty one
+        choice("no", "yes"),
+        "ignored",
+        "Triton's own",
+        (_ANY,),
+    ),
     _ignored("EXECUTION_ENV_PATH", plain, "Triton's own", _ANY),
     _p(
         "max_tokens_in_paged_kv_cache",

@@ -1,0 +1,5 @@
+"""Text to token ids."""
+
+from plansmith.serving.triton.preprocessing import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

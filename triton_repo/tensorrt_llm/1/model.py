@@ -1,0 +1,5 @@
+"""The engine."""
+
+from plansmith.serving.triton.engine_model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
