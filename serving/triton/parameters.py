@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -403,8 +404,11 @@ def parameter(key: str) -> Parameter:
 
 
 def in_repository(text: str, repository: Path | str | None) -> Path:
-    """Return a path of a config.pbtxt; a relative one starts at the repository, the directory of the models."""
-    return Path(text) if repository is None else Path(repository) / text
+    """Return a path of a config.pbtxt; a relative one starts at the repository, the directory of the models.
+
+    `..` is taken off by name, as it was put there, also where the repository is a symbolic link.
+    """
+    return Path(text if repository is None else os.path.normpath(Path(repository) / text))
 
 
 def read_parameters(

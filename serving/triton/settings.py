@@ -122,12 +122,22 @@ def _check_beams(max_beam_width: int, manifest: Manifest) -> None:
 
 def _check_windows(asked: tuple[int, ...], manifest: Manifest) -> None:
     """Refuse windows that are narrower than the model's own: its answers would change."""
-    longest = manifest.limits.max_seq_len
-    for layer, own in enumerate(manifest.model.windows if asked else ()):
-        wanted = asked[layer % len(asked)]
-        if wanted < min(own or longest, longest):
-            raise InvalidArgumentError(
-                f"max_attention_window_size asks for {wanted} tokens in layer {layer}, whose own window is "
-                f"{own or longest}: the engine keeps the windows it was built with; leave the parameter empty, or "
-                "bound the memory with max_tokens_in_paged_kv_cache"
-            )
+    layer = narrower_window(asked, manifest)
+    if layer is not None:
+        raise InvalidArgumentError(
+            f"max_attention_window_size asks for {asked[layer % len(asked)]} tokens in layer {layer}, whose own window "
+            f"is {_window(layer, manifest)}: the engine keeps the windows it was built with; leave the parameter "
+            "empty, or bound the memory with max_tokens_in_paged_kv_cache"
+        )
+
+
+def narrower_window(asked: tuple[int, ...], manifest: Manifest) -> int | None:
+    """Return the first layer whose window would be narrower than its own; None when there is none."""
+    layers = range(manifest.model.num_layers if asked else 0)
+    return next((one for one in layers if asked[one % len(asked)] < _window(one, manifest)), None)
+
+
+def _window(layer: int, manifest: Manifest) -> int:
+    """Return the tokens that a layer sees at most."""
+    own, longest = manifest.model.windows[layer], manifest.limits.max_seq_len
+    return min(own or longest, longest)
