@@ -1,0 +1,238 @@
+"""The engine of the model `tensorrt_llm` and all its requests: taken, stopped, cancelled, sent."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...runtime.completion import Completion
+from ...runtime.engine import Engine
+from ...runtime.errors import (
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    QueueFullError,
+    ShutdownError,
+    UnsupportedError,
+)
+from ...runtime.sampling import SamplingParams
+from ...runtime.stats import RequestStats
+from .cancel_watch import CancelWatch
+from .lora_cache import LoraCache
+from .outbox import Outbox
+from .request import Reply, Request
+from .row import Row
+from .settings import Settings
+from .stream import RowStream
+
+__all__ = ["EngineHost", "Observer", "Reply"]
+
+_NUM_PREPARING_THREADS = 2
+_MAX_PREPARING = (
+    1024  # requests whose grammar or adapter is being made ready, where max_queue_size says nothing
+)
+_CANCEL_WAIT_S = 2.0
+
+
+class Observer(Protocol):
+    """What counts requests; TritonMetrics is one."""
+
+    def observe(self, stats: RequestStats, reason: str = "stop", *, num_sequences: int = 1) -> None:
+        """Count a request that ended with an answer."""
+
+    def observe_error(self, error: BaseException) -> None:
+        """Count a request that was refused or ended with an error."""
+
+
+class EngineHost:
+    """Runs requests on an engine, which it owns. Every method may be called from any thread.
+
+    observer : None = nobody counts
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, observer: Observer | None = None) -> None:
+        self._engine, self._settings, self._observer = engine, settings, observer
+        self._adapters = LoraCache(
+            engine,
+            settings.max_adapters,
+            host_memory_bytes=settings.lora_host_memory_bytes,
+            prefetch_dir=settings.lora_prefetch_dir,
+        )
+        interval_ms = settings.stream_interval_ms
+        self._outbox = Outbox(interval_s=None if interval_ms is None else interval_ms / 1e3)
+        self._watch = CancelWatch(settings.cancellation_check_period_ms / 1e3, on_round=self._outbox.relieve)
+        self._preparing = concurrent.futures.ThreadPoolExecutor(
+            _NUM_PREPARING_THREADS, thread_name_prefix="plansmith-prepare"
+        )
+        self._changed = threading.Condition()
+        self._by_id: dict[str, Request] = {}  # whose last answer is not yet on its way
+        self._open: set[Request] = set()
+        self._num_preparing = 0
+        self._is_closing = False
+
+    @property
+    def num_open_requests(self) -> int:
+        """How many requests have not had their last answer yet."""
+        return len(self._open)
+
+    def submit(self, rows: Sequence[Row], reply: Reply) -> None:
+        """Start a request. Does not wait; every error goes to `reply`, also later ones.
+
+        InvalidArgumentError for a request whose id is that of a running one, and for a batch or a stream where a
+        request has one answer only.
+        """
+        request = Request(
+            rows,
+            reply,
+            self._outbox.wake,
+            logits_dtype=self._settings.logits_dtype,
+            is_stacked=not self._settings.is_decoupled,
+            on_answered=self._forget_id,
+            on_end=self._ended,
+        )
+        try:
+            self._check(rows)
+            self._register(request)
+        except Exception as error:
+            self._observe_error(error)
+            reply.fail(error)
+            return
+        self._watch.add(request)
+        if any(row.lora is not None or row.params.get("guided") is not None for row in rows):
+            self._prepare(request)
+        else:
+            self._start(request)
+
+    def stop(self, request_id: str) -> None:
+        """End a running request, which answers with what it has. Nothing for an id that does not run.
+
+        raises InvalidArgumentError for the empty id
+        """
+        if not request_id:
+            raise InvalidArgumentError(
+                "a stop request has no id; send it with the request id of the one that is to end"
+            )
+        with self._changed:
+            request = self._by_id.get(request_id)
+        if request is not None:
+            request.cancel()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, wait for the open ones, cancel what is left, and close the engine. Twice is fine.
+
+        drain_s : seconds for requests to end by themselves
+        """
+        with self._changed:
+            self._is_closing = True
+            self._changed.wait_for(lambda: not self._open, drain_s)
+            left = list(self._open)
+        for request in left:
+            request.cancel()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open, _CANCEL_WAIT_S)
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._engine.close()  # what still runs fails, and says so
+        self._watch.stop()
+        self._outbox.stop()
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        if not self._settings.is_decoupled and len(rows) > 1:
+            raise InvalidArgumentError(
+                f"the request has {len(rows)} rows, which are answered one by one; send one a request, or set the "
+                "model's decoupled mode"
+            )
+        if not self._settings.is_decoupled and any(row.streaming for row in rows):
+            raise InvalidArgumentError(
+                "streaming needs several answers a request; leave it out, or set the model's decoupled mode"
+            )
+        if self._settings.guided_backend == "off" and any(row.params.get("guided") for row in rows):
+            raise UnsupportedError(
+                "guided_decoding_guide_type was sent, and guided_decoding_backend of the model is off; set it to "
+                "llguidance"
+            )
+
+    def _register(self, request: Request) -> None:
+        with self._changed:
+            if self._is_closing:
+                raise ShutdownError("the model is shutting down; send the request to another server")
+            if request.id and request.id in self._by_id:
+                raise InvalidArgumentError(
+                    f"a request with the id {request.id!r} is running; give each request in flight an id of its own, "
+                    "or none"
+                )
+            if request.id:
+                self._by_id[request.id] = request
+            self._open.add(request)
+        self._outbox.open(request)
+
+    def _prepare(self, request: Request) -> None:
+        """Start a request on a thread that may wait."""
+        with self._changed:
+            limit = self._settings.options.get("max_queue_size") or _MAX_PREPARING
+            is_full = self._num_preparing >= limit
+            self._num_preparing += not is_full
+        if is_full:
+            request.fail(
+                QueueFullError(
+                    f"{limit} requests wait for their grammars or adapters already; try again later, or raise "
+                    "max_queue_size"
+                )
+            )
+            return
+        try:
+            self._preparing.submit(self._start, request).add_done_callback(self._prepared)
+        except RuntimeError:  # closed meanwhile
+            self._prepared()
+            request.fail(ShutdownError("the model is shutting down; send the request to another server"))
+
+    def _prepared(self, _future: object = None) -> None:
+        with self._changed:
+            self._num_preparing -= 1
+
+    def _start(self, request: Request) -> None:
+        try:
+            for stream in request.rows:
+                if request.is_cancelled:
+                    stream.abandon()
+                else:
+                    self._submit(request, stream)
+            if request.is_cancelled:
+                self._outbox.wake(request, True)
+        except Error as error:
+            request.fail(error)
+        except Exception as error:
+            request.fail(InternalError(f"the request could not be started: {type(error).__name__}: {error}"))
+
+    def _submit(self, request: Request, stream: RowStream) -> None:
+        row = stream.row
+        adapter = None
+        if row.lora is not None:
+            adapter = self._adapters.acquire(row.lora)
+            request.adapters.append(adapter)
+        params = SamplingParams(**{**row.params, "adapter": adapter})
+        request.started(self._engine.submit(row.prompt_ids.tolist(), params, on_delta=stream.on_delta))
+
+    def _forget_id(self, request: Request) -> None:
+        self._watch.remove(request)
+        with self._changed:
+            if self._by_id.get(request.id) is request:
+                del self._by_id[request.id]
+
+    def _ended(self, request: Request, completions: list[Completion], error: BaseException | None) -> None:
+        self._outbox.close(request)
+        for adapter in request.adapters:
+            self._adapters.release(adapter)
+        with self._changed:
+            self._open.discard(request)
+            self._changed.notify_all()
+        if error is not None:
+            self._observe_error(error)
+        if self._observer is not None:
+            for one in completions:
+                self._observer.observe(one.stats, one.finish_reason, num_sequences=len(one.outputs))
+
+    def _observe_error(self, error: BaseException) -> None:
+        if self._observer is not None:
+            self._observer.observe_error(error)

@@ -1,0 +1,143 @@
+"""One row on its way: the engine's deltas in, on its event thread; answers out, on a sender's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...runtime.completion import Completion, Delta
+from ...runtime.errors import Error
+from ...runtime.stats import RequestStats
+from .row import Row
+from .write import PREFIX_LEN, Outputs, Piece, Writer
+
+__all__ = ["RowStream"]
+
+Wake = Callable[[bool], None]
+
+
+class _Track:
+    """What waits of one sequence. Its stream's lock guards it."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.logits: list[NDArray[np.float32]] = []
+        self.prefix_ids: list[int] = []
+        self.cum_logprob = 0.0
+        self.num_tokens = 0
+        self.last: Delta | None = None  # has the finish_reason
+        self.is_answered = False  # the last answer is out
+
+    def put(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.num_tokens += len(delta.token_ids)
+        for one in delta.logprobs or ():
+            self.logprobs.append(one.logprob)
+            self.cum_logprob += one.logprob
+        if delta.finish_reason is not None:
+            self.last = delta
+
+    def take(self) -> Piece | None:
+        """Return what is new and forget it; None when nothing is."""
+        if self.is_answered or not (self.token_ids or self.last):
+            return None
+        self.is_answered = self.last is not None
+        piece = Piece(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            cum_logprob=self.cum_logprob,
+            prefix_ids=self.prefix_ids,
+            finish_reason=None if self.last is None else self.last.finish_reason,
+            stop_reason=None if self.last is None else self.last.stop_reason,
+        )
+        self.prefix_ids = (self.prefix_ids + self.token_ids)[-PREFIX_LEN:]
+        self.token_ids, self.logprobs = [], []
+        return piece
+
+
+class RowStream:
+    """Keeps what the engine has made of a row until a sender takes it.
+
+    wake : called as (at_once) when there is something to take; on the event thread, so it must not wait
+    is_stacked : several outputs come as one answer, one below the other, as beams always do
+    """
+
+    def __init__(self, row: Row, writer: Writer, wake: Wake, *, is_stacked: bool = False) -> None:
+        self.row = row
+        self.error: Error | None = None
+        self.completion: Completion | None = None
+        self.is_done = False  # nothing more will come
+        self._writer = writer
+        self._wake = wake
+        num_sequences = row.params.get("n", 1)
+        is_ranked = row.params.get("beam_width", 1) > 1
+        self._is_single = num_sequences == 1
+        self._is_stacked = is_stacked or is_ranked or self._is_single
+        self._is_whole = is_ranked or not row.streaming
+        self._max_tokens = row.params.get("max_tokens")
+        self._lock = threading.Lock()
+        self._tracks = [_Track() for _ in range(num_sequences)]
+        self._context_logits: NDArray[np.float32] | None = None
+
+    def on_delta(self, item: Delta | Error) -> None:
+        """Take a delta, or the error that ends the row. On the engine's event thread."""
+        if isinstance(item, Error):
+            self.error = item
+        elif not self._is_whole:
+            self._put(item)
+            return
+        elif item.is_final:
+            self.completion = item.completion
+        else:
+            return
+        self.is_done = True
+        self._wake(True)
+
+    def abandon(self) -> None:
+        """Say that the row will never reach the engine."""
+        self.is_done = True
+
+    def take(self) -> list[Outputs]:
+        """Return the answers that wait. One thread at a time."""
+        if self._is_whole:
+            if self.completion is None or self.error is not None:
+                return []
+            completion = self.completion
+            return [self._writer.whole(completion)] if self._is_stacked else self._writer.each(completion)
+        with self._lock:
+            pieces = [(track, track.take()) for track in self._tracks]
+            context_logits, self._context_logits = self._context_logits, None
+        answers = []
+        for i, (track, piece) in enumerate(pieces):
+            if piece is None:
+                continue
+            answers.append(
+                self._writer.partial(
+                    piece,
+                    sequence_idx=None if self._is_single else i,
+                    stats=self._stats(track),
+                    context_logits=context_logits if i == 0 else None,
+                )
+            )
+        return answers
+
+    def _stats(self, track: _Track) -> RequestStats | None:
+        return track.last.stats if track.last is not None else None
+
+    def _put(self, delta: Delta) -> None:
+        track = self._tracks[delta.index]
+        with self._lock:
+            is_first = track.num_tokens == 0
+            track.put(delta)
+            if delta.context_logits is not None:
+                self._context_logits = delta.context_logits
+            if delta.is_final:
+                self.completion, self.is_done = delta.completion, True
+        if delta.finish_reason is not None:
+            self._wake(True)
+        elif track.num_tokens != self._max_tokens:  # else the end follows at once, and goes with this token
+            self._wake(is_first)

@@ -1,0 +1,93 @@
+"""Tensors of Triton's Python backend in and out; beside engine_model the one user of its module."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from ...runtime.errors import (
+    Error,
+    InvalidArgumentError,
+    NotFoundError,
+    QueueFullError,
+    ShapeError,
+    ShutdownError,
+    UnsupportedError,
+)
+
+__all__ = ["TritonReply", "request_parameters", "request_tensors"]
+
+_CODES: tuple[tuple[tuple[type[Error], ...], str], ...] = (
+    ((InvalidArgumentError, ShapeError), "INVALID_ARG"),
+    ((QueueFullError, ShutdownError), "UNAVAILABLE"),
+    ((NotFoundError,), "NOT_FOUND"),
+    ((UnsupportedError,), "UNSUPPORTED"),
+)
+
+
+def request_tensors(request: Any) -> dict[str, NDArray[Any]]:
+    """Return a request's inputs by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def request_parameters(request: Any) -> dict[str, Any]:
+    """Return a request's parameters, {} without any."""
+    text = request.parameters()
+    return dict(json.loads(text)) if text else {}
+
+
+class TritonReply:
+    """Sends the answers of one request.
+
+    is_decoupled : the model's; else a request has one answer, not none
+    """
+
+    def __init__(self, request: Any, *, is_decoupled: bool) -> None:
+        self.request_id: str = request.request_id()
+        self.output_names: frozenset[str] = frozenset(request.requested_output_names())
+        self._sender = request.get_response_sender()
+        self._is_decoupled = is_decoupled
+        # The server frees what is_cancelled asks as soon as the final flag is sent.
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def send(self, outputs: dict[str, NDArray[Any]], final: bool) -> None:
+        """Send one answer; with no outputs and `final`, the end alone."""
+        response = None
+        if outputs or not (final and self._is_decoupled):
+            tensors = [pb_utils.Tensor(name, np.ascontiguousarray(a)) for name, a in outputs.items()]
+            response = pb_utils.InferenceResponse(output_tensors=tensors)
+        self._send(response, final)
+
+    def fail(self, error: BaseException) -> None:
+        """Send an error, which is the last answer."""
+        failure = pb_utils.TritonError(str(error), _code(error))
+        self._send(pb_utils.InferenceResponse(output_tensors=[], error=failure), final=True)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has gone or cancelled; False once the last answer is out."""
+        with self._lock:
+            return False if self._is_closed else bool(self._sender.is_cancelled())
+
+    def _send(self, response: Any, final: bool) -> None:
+        if not final:
+            self._sender.send(response)
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            arguments = () if response is None else (response,)
+            self._sender.send(*arguments, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def _code(error: BaseException) -> Any:
+    for classes, name in _CODES:
+        if isinstance(error, classes):
+            return getattr(pb_utils.TritonError, name)
+    return pb_utils.TritonError.INTERNAL
