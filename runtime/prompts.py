@@ -84,8 +84,27 @@ def bad_words_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[l
                 "the engine has no tokenizer, so bad_words must be token ids, not text"
             )
         else:
-            for text in (word, " " + word.lstrip()):
-                ids = tokenizer.encode(text, add_special_tokens=False)
-                if ids and ids not in words:
-                    words.append(ids)
+            words += [ids for ids in word_ids(word, tokenizer) if ids not in words]
+    return words
+
+
+def word_ids(word: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the id sequences that a word can be in a text: by itself, behind a space, and behind other text.
+
+    Byte-level tokenizers have the space in the word's first token; SentencePiece ones add one to whatever is encoded
+    by itself, so that the ids of a word inside another are found only behind something. Of a word that the vocabulary
+    cannot write there are none: its unknown tokens would stand for every such word.
+    """
+    found = [tokenizer.encode(text, add_special_tokens=False) for text in (word, " " + word.lstrip())]
+    for before in "\n0a.":
+        start = tokenizer.encode(before, add_special_tokens=False)
+        ids = tokenizer.encode(before + word, add_special_tokens=False)
+        if ids[: len(start)] == start:  # else the two have grown together
+            found.append(ids[len(start) :])
+    unknown = tokenizer.special_tokens.get("unk_token")
+    unknown_id = None if unknown is None or unknown in word else tokenizer.token_to_id(unknown)
+    words: list[list[int]] = []
+    for ids in found:
+        if ids and ids not in words and unknown_id not in ids:
+            words.append(ids)
     return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -26,7 +27,7 @@ def answers(tokenizer: Tokenizer, ids: list[int], cuts: list[int], *, skip: bool
     rule, make = PrefixRule(tokenizer), stream_maker(tokenizer, skip_special_tokens=skip)
     bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
     texts = []
-    for i, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (first, end) in enumerate(itertools.pairwise(bounds)):
         start = rule.start(ids, first)
         texts.append(delta_text(make, ids[start:first], ids[first:end], i == len(bounds) - 2))
     return texts

@@ -1,0 +1,129 @@
+"""Prompts and words as the ids that `tensorrt_llm` takes, under the names of `preprocessing`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...runtime.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from ...runtime.prompts import word_ids
+from ...runtime.tokenizer import Tokenizer
+from .text_tensors import Tensors, column, pad_rows, read_numbers, read_texts
+from .word_lists import make_word_list, pad_word_lists
+
+_IMAGES = ("IMAGE_BYTES", "IMAGE_URL", "IMAGES", "VIDEO_BYTES")
+_NO_ID = -1
+
+
+class TextEncoder:
+    """Encodes the texts of requests. Any thread.
+
+    add_special_tokens : those of the tokenizer's own template (mostly a BOS) around prompts; words never have them
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._add_special_tokens = add_special_tokens
+        end_ids = tokenizer.eos_token_ids
+        self._end_id = self._special_id("eos_token", end_ids[0] if end_ids else _NO_ID)
+        self._pad_id = self._special_id("pad_token", self._end_id)
+
+    def encode(self, tensors: Tensors) -> dict[str, NDArray[Any]]:
+        """Return the outputs of `preprocessing`, those of multimodal models left out.
+
+        tensors : its inputs by name, [B, ...]; of a model without batches, [...], and so are the outputs then
+        raises : UnsupportedError for images and videos, InvalidArgumentError and ShapeError naming the input
+        """
+        for name in _IMAGES:
+            if name in tensors and tensors[name].size:
+                raise UnsupportedError(
+                    f"{name} is of a multimodal model, and this engine takes text only; leave it out"
+                )
+        if "QUERY" not in tensors or tensors["QUERY"].size == 0:
+            raise InvalidArgumentError("QUERY is missing or empty; send a prompt, [B, 1] BYTES")
+        num_rows = tensors["QUERY"].shape[0]
+        outputs = self._prompts(tensors, num_rows) | self._words(tensors, num_rows)
+        if "REQUEST_OUTPUT_LEN" in tensors:
+            outputs["REQUEST_OUTPUT_LEN"] = tensors["REQUEST_OUTPUT_LEN"].reshape(num_rows, -1)
+        if tensors["QUERY"].ndim == 1:
+            outputs = {name: array[0] for name, array in outputs.items()}
+        return outputs
+
+    def _prompts(self, tensors: Tensors, num_rows: int) -> dict[str, NDArray[Any]]:
+        end_ids = self._ids(tensors, "END_ID", num_rows, self._end_id)
+        pad_ids = self._ids(tensors, "PAD_ID", num_rows, self._pad_id)
+        prompts = [self._encode("".join(texts)) for texts in read_texts(tensors, "QUERY", num_rows)]
+        # Models of an encoder and a decoder are not served; others have one token that nobody reads.
+        decoders = [
+            self._encode(texts[0]) if texts else [max(pad_id, 0)]
+            for texts, pad_id in zip(read_texts(tensors, "DECODER_QUERY", num_rows), pad_ids, strict=True)
+        ]
+        fill = max(pad_ids[0], 0)
+        input_ids = pad_rows(prompts, fill)
+        return {
+            "INPUT_ID": input_ids,
+            "REQUEST_INPUT_LEN": column([len(ids) for ids in prompts]),
+            "DECODER_INPUT_ID": pad_rows(decoders, fill),
+            "REQUEST_DECODER_INPUT_LEN": column([len(ids) for ids in decoders]),
+            "OUT_END_ID": column(end_ids),
+            "OUT_PAD_ID": column(pad_ids),
+            "OUT_PROMPT_TABLE_EXTRA_IDS": self._extra_ids(tensors, input_ids),
+        }
+
+    def _words(self, tensors: Tensors, num_rows: int) -> dict[str, NDArray[Any]]:
+        lists = {}
+        for output, name in (("BAD_WORDS_IDS", "BAD_WORDS_DICT"), ("STOP_WORDS_IDS", "STOP_WORDS_DICT")):
+            rows = read_texts(tensors, name, num_rows)
+            lists[output] = pad_word_lists([make_word_list(self._word_ids(words)) for words in rows])
+        return {**lists, "EMBEDDING_BIAS": self._bias(tensors, num_rows)}
+
+    def _word_ids(self, words: list[str]) -> list[list[int]]:
+        found: list[list[int]] = []
+        for word in words:
+            found += [ids for ids in word_ids(word, self._tokenizer) if ids not in found]
+        return found
+
+    def _bias(self, tensors: Tensors, num_rows: int) -> NDArray[np.float32]:
+        """Return (B, V of the tokenizer) float32, or (B, 0) for no bias: each token of a word has its weight added."""
+        rows = read_texts(tensors, "EMBEDDING_BIAS_WORDS", num_rows, keep_empty=True)
+        weights = read_numbers(tensors, "EMBEDDING_BIAS_WEIGHTS", num_rows) or [[] for _ in rows]
+        num_words, num_weights = max(map(len, rows)), max(map(len, weights))
+        if num_words != num_weights:
+            raise ShapeError(
+                f"EMBEDDING_BIAS_WORDS has {num_words} words and EMBEDDING_BIAS_WEIGHTS {num_weights} weights, "
+                "wanted one a word"
+            )
+        ids = [[self._tokenizer.encode(word, add_special_tokens=False) for word in row] for row in rows]
+        if not any(map(any, ids)):
+            return np.zeros((num_rows, 0), np.float32)
+        # A vocabulary with holes has ids above its size.
+        highest = max(token_id for row in ids for word in row for token_id in word)
+        bias = np.zeros((num_rows, max(self._tokenizer.vocab_size, highest + 1)), np.float32)
+        for made, words, row in zip(bias, ids, weights, strict=True):
+            for word, weight in zip(words, row, strict=True):
+                for token_id in word:
+                    made[token_id] += weight
+        return bias
+
+    def _extra_ids(self, tensors: Tensors, input_ids: NDArray[np.int32]) -> NDArray[np.uint64]:
+        """Return (B, n) uint64, the reuse key of tokens that stand for rows of a prompt table; text has 0."""
+        keys = read_numbers(tensors, "PROMPT_TABLE_EXTRA_ID", len(input_ids))
+        made = np.zeros(input_ids.shape, np.uint64)
+        if keys is not None:
+            is_row = input_ids >= self._tokenizer.vocab_size
+            made[is_row] = np.broadcast_to(np.array(keys, np.uint64), made.shape)[is_row]
+        return made
+
+    def _ids(self, tensors: Tensors, name: str, num_rows: int, default: int) -> list[int]:
+        rows = read_numbers(tensors, name, num_rows)
+        return [default] * num_rows if rows is None else [int(row[0]) for row in rows]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)
+
+    def _special_id(self, name: str, default: int) -> int:
+        text = self._tokenizer.special_tokens.get(name)
+        found = None if text is None else self._tokenizer.token_to_id(text)
+        return default if found is None else found
