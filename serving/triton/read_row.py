@@ -53,7 +53,7 @@ def is_stop(tensors: Mapping[str, NDArray[Any]]) -> bool:
 
 def _read_row(inputs: Inputs, row: int, defaults: RowDefaults) -> Row:
     prompt_ids = _prompt(inputs, row, defaults.vocab_size)
-    params = read_sampling(inputs, row, defaults.vocab_size, defaults.max_beam_width)
+    params = read_sampling(inputs, row, len(prompt_ids), defaults)
     params |= read_extras(inputs, row, defaults.vocab_size, defaults.logits_dtype)
     wants = frozenset(want for name, want in _WANTS.items() if inputs.flag(name, row))
     for want in wants:

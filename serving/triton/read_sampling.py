@@ -6,6 +6,7 @@ What is not sent means what it meant to the older stack, also where SamplingPara
   runtime_top_p 1 alone samples from all. min_p, which is ours, makes a request sample too.
 - No seed is seed 0: the same request gets the same answer.
 - No min_tokens is 1: the first token is no end token. One above request_output_len is lowered to it.
+- A request_output_len that goes beyond the engine's max_seq_len is lowered to what the prompt leaves of it.
 - Of beams, len_penalty is 0 and early_stopping 1, and what only drawing needs (runtime_top_k, runtime_top_p and its
   decay, min_p) has no effect.
 
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.errors import InvalidArgumentError, ShapeError
+from .row import RowDefaults
 from .tensors import Inputs
 from .word_lists import read_word_list
 
@@ -37,16 +39,21 @@ _SAME = {
 }
 
 
-def read_sampling(inputs: Inputs, row: int, vocab_size: int, max_beam_width: int) -> dict[str, Any]:
+def read_sampling(inputs: Inputs, row: int, prompt_len: int, defaults: RowDefaults) -> dict[str, Any]:
     """Return the fields of SamplingParams that a row's inputs of sampling, beams and words give.
 
     raises : InvalidArgumentError or ShapeError naming the input
     """
+    vocab_size, max_beam_width = defaults.vocab_size, defaults.max_beam_width
     max_tokens = inputs.integer("request_output_len", row)
     if max_tokens is None:
         raise InvalidArgumentError(
             "request_output_len is missing; send the most tokens to generate, [B, 1] INT32"
         )
+    room = (defaults.max_seq_len or 2**31) - prompt_len
+    if 0 < room < max_tokens:
+        inputs.notes.append(f"request_output_len is {max_tokens}, of which max_seq_len leaves {room}")
+        max_tokens = room
     min_tokens = inputs.integer("min_tokens", row)
     seed = inputs.integer("seed", row)
     params: dict[str, Any] = {
@@ -126,9 +133,8 @@ def _ends(inputs: Inputs, row: int, vocab_size: int) -> dict[str, Any]:
     """Return what ends a row besides its length, and the words it must not have."""
     params: dict[str, Any] = {}
     end_id = inputs.integer("end_id", row)
-    has_guide = "guided_decoding_guide_type" in inputs
     if end_id is not None:
-        params["ignore_eos"] = not has_guide
+        params["ignore_eos"] = not inputs.text("guided_decoding_guide_type", row)
     if end_id is not None and end_id >= 0:
         _check_ids([end_id], "end_id", vocab_size)
         params["stop_token_ids"] = (end_id,)

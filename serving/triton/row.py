@@ -31,12 +31,14 @@ class RowDefaults:
     max_beam_width : of the parameters; a wider beam is refused
     exclude_input : leave the prompt out of output_ids
     logits_dtype : of draft_logits and of the logits in answers: float32 or float16
+    max_seq_len : a longer request_output_len is lowered to what the prompt leaves of it; None = not here
     """
 
     vocab_size: int
     max_beam_width: int = 1
     exclude_input: bool = False
     logits_dtype: type[np.floating[Any]] = np.float32
+    max_seq_len: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -313,7 +313,8 @@ class Inputs:
             return
         array = np.empty((self.num_rows, 1), object if spec.types == ("STRING",) else _DTYPES[spec.types[0]])
         try:
-            array[:] = _parameter_value(spec, value)
+            with np.errstate(over="ignore"):  # then it is infinite, which is refused where it is read
+                array[:] = _parameter_value(spec, value)
         except (TypeError, ValueError, OverflowError):
             raise InvalidArgumentError(
                 f"the request parameter {name} is {value!r}, wanted {_LITERALS.get(spec.types[0], 'a number')}"
