@@ -30,6 +30,7 @@ class Delta:
     is_final : no more deltas of the whole request
     request_id : of the whole request: RequestHandle.request_id, what Engine.cancel takes
 
+    generation_logits : (tokens, V) float32, the rows that its tokens were drawn from; None unless asked for
     prompt_logprobs, context_logits : those of Completion, where they were asked for: in the first delta of output 0
     completion : of the final delta: the whole request
     """
@@ -43,6 +44,7 @@ class Delta:
     index: int = 0
     is_final: bool = False
     request_id: int = dataclasses.field(default=0, compare=False)
+    generation_logits: Logits | None = dataclasses.field(default=None, compare=False, repr=False)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )

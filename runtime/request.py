@@ -153,4 +153,5 @@ def _whole_delta(output: SequenceOutput, request_id: int) -> Delta:
         stats=output.stats,
         index=output.index,
         request_id=request_id,
+        generation_logits=output.generation_logits,
     )

@@ -126,7 +126,14 @@ class SequenceState:
         if event.logits is not None:
             self._logits.append(event.logits)
         self._request_id = event.request_id
-        delta = Delta(text, (event.token_id,), logprobs, index=self.index, request_id=event.request_id)
+        delta = Delta(
+            text,
+            (event.token_id,),
+            logprobs,
+            index=self.index,
+            request_id=event.request_id,
+            generation_logits=None if event.logits is None else event.logits[None],
+        )
         self._emit_delta(delta)
 
     def _flush(self) -> str:

@@ -38,6 +38,8 @@ class _Track:
         for one in delta.logprobs or ():
             self.logprobs.append(one.logprob)
             self.cum_logprob += one.logprob
+        if delta.generation_logits is not None:
+            self.logits.append(delta.generation_logits)
         if delta.finish_reason is not None:
             self.last = delta
 
@@ -53,9 +55,10 @@ class _Track:
             prefix_ids=self.prefix_ids,
             finish_reason=None if self.last is None else self.last.finish_reason,
             stop_reason=None if self.last is None else self.last.stop_reason,
+            logits=np.concatenate(self.logits) if self.logits else None,
         )
         self.prefix_ids = (self.prefix_ids + self.token_ids)[-PREFIX_LEN:]
-        self.token_ids, self.logprobs = [], []
+        self.token_ids, self.logprobs, self.logits = [], [], []
         return piece
 
 

@@ -232,6 +232,23 @@ def test_each_output_has_its_own_logits_and_the_prompt_has_one(engine: Engine) -
 @pytest.mark.parametrize(
     "sampling", [GREEDY, dataclasses.replace(SAMPLED, n=2), dataclasses.replace(SAMPLED, best_of=2)]
 )
+def test_deltas_bring_the_rows_of_their_tokens(engine: Engine, sampling: SamplingParams) -> None:
+    deltas = list(engine.submit(PROMPT, dataclasses.replace(sampling, return_generation_logits=True)))
+    completion = deltas[-1].completion
+    assert completion is not None
+    for output in completion.outputs:
+        own = [d for d in deltas if d.index == output.index and d.token_ids]
+        assert all(
+            d.generation_logits is not None and len(d.generation_logits) == len(d.token_ids) for d in own
+        )
+        rows = np.concatenate([d.generation_logits for d in own])
+        assert output.generation_logits is not None and rows.tobytes() == output.generation_logits.tobytes()
+    assert all(d.generation_logits is None for d in engine.submit(PROMPT, sampling))
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, dataclasses.replace(SAMPLED, n=2), dataclasses.replace(SAMPLED, best_of=2)]
+)
 def test_what_is_asked_of_the_prompt_comes_with_the_first_delta(
     engine: Engine, sampling: SamplingParams
 ) -> None:
