@@ -106,7 +106,7 @@ class TritonServers:
         self._running = {key: one for key, one in self._running.items() if one is not server}
         status = server.process.stop(5.0)
         token = server.process.token
-        left = processes.living_of(server.process.pid, f"PLANSMITH_TRITON_RUN={token}")
+        left = processes.living_of(f"PLANSMITH_TRITON_RUN={token}")
         assert not left, f"processes outlived their server: {left}"
         assert not list(Path("/dev/shm").glob(f"{shm_prefix(token)}*")), "shared memory outlived its server"
         return status

@@ -138,18 +138,16 @@ class TritonApi:
     def _first_event(response: http.client.HTTPResponse, deadline: float) -> str:
         """Return the JSON of the first event, or of the error that came in its place."""
         try:
-            if response.status != 200:
-                return (
-                    response.read().decode("utf-8", "replace") or f'{{"error": "status {response.status}"}}'
-                )
             for line in response:
+                if line.startswith(b"{"):  # an error before there was a stream
+                    return line.decode("utf-8", "replace")
                 if line.startswith(b"data:"):
                     return line[5:].decode("utf-8", "replace")
                 if time.monotonic() > deadline:
                     break
         except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(f"no event of the stream came ({error!r})") from None
-        raise NoAnswer("the stream ended without an event")
+        raise NoAnswer(f"the stream ended without an event (status {response.status})")
 
 
 def counter_sum(metrics: str, family: str, labels: Mapping[str, str]) -> float:

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
@@ -102,7 +102,7 @@ class TritonInstall:
         return folder
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return `base` changed so that stubs find this Python: it is looked up as `python3` on PATH."""
+        """Return `base` changed so that stubs find this Python: they ask `python3` on PATH for its packages."""
         result = dict(base)
         result["PATH"] = f"{self.python.parent}{os.pathsep}{base.get('PATH', os.defpath)}"
         result.pop("PYTHONHOME", None)
@@ -118,6 +118,18 @@ class TritonInstall:
             [self.tritonserver, "--help"], capture_output=True, text=True, timeout=60, check=False
         )
         return frozenset(re.findall(r"--([a-z0-9-]+)", shown.stdout + shown.stderr))
+
+    def compile_models(self, repositories: Iterable[Path]) -> None:
+        """Write the models' __pycache__ now, where it can be written.
+
+        A stub would write it when it loads a model, in the model's folder, where it looks like a change: loading
+        an ensemble after that would load the models of its steps a second time.
+        """
+        files = [str(file) for one in repositories for file in one.glob("*/*/*.py")]
+        if files:
+            subprocess.run(
+                [self.python, "-m", "compileall", "-q", *files], capture_output=True, timeout=120, check=False
+            )
 
     def can_import(self, module: str, environ: Mapping[str, str]) -> str:
         """Return "" when the models' Python imports `module`, else the last line of what it says."""
@@ -179,7 +191,7 @@ def _of_image(python: Path, environment: Path | None) -> TritonInstall:
         where = environment or Path(sys.prefix)
         raise UnsupportedError(
             f"no tritonserver: {where} has no nvidia-pytriton and there is no {IMAGE}; run `make triton-env` and "
-            f"name the environment with --env or {ENVIRONMENT_VARIABLE}, or work in NVIDIA's image, or give "
+            f"name the environment with --triton-env or {ENVIRONMENT_VARIABLE}, or work in NVIDIA's image, or give "
             "--tritonserver"
         )
     return _beside(IMAGE, python)
@@ -203,7 +215,7 @@ def _beside(tritonserver: Path, python: Path) -> TritonInstall:
     if wanted and wanted != probe["version"]:
         raise UnsupportedError(
             f"the stub {stub} runs Python {wanted}, but {python} is Python {probe['version']}; "
-            f"give --env an environment of Python {wanted} that has plansmith"
+            f"give --triton-env an environment of Python {wanted} that has plansmith"
         )
     caches = root / "caches"
     return TritonInstall(

@@ -61,10 +61,16 @@ class ServerProcess:
         self.start_ticks = started.start_ticks if started else 0
 
     @classmethod
-    def start(cls, install: TritonInstall, ports: Ports, options: ServerOptions) -> ServerProcess:
-        """Start a server and return it at once; it answers when its ports are open."""
-        token = uuid.uuid4().hex[:12]
+    def start(
+        cls, install: TritonInstall, ports: Ports, options: ServerOptions, token: str | None = None
+    ) -> ServerProcess:
+        """Start a server and return it at once; it answers when its ports are open.
+
+        token : of `new_token`, for a caller who writes it down first; its processes are known by it
+        """
+        token = token or new_token()
         backends = install.link_backends(options.folder / "backends")
+        install.compile_models(options.repositories)
         environ = {**install.environ(options.environ), TOKEN_VARIABLE: token}
         words = [str(install.tritonserver), *_flags(install, ports, options, backends, shm_prefix(token))]
         with contextlib.ExitStack() as opened:
@@ -112,8 +118,13 @@ class ServerProcess:
         if self.poll() is None:
             self._child.kill()
         status = self._child.wait()
-        clean_up(self.pid, self.token)
+        clean_up(self.token)
         return status
+
+
+def new_token() -> str:
+    """Return what no other server's processes and shared memory are marked with."""
+    return uuid.uuid4().hex[:12]
 
 
 def shm_prefix(token: str) -> str:
@@ -121,12 +132,12 @@ def shm_prefix(token: str) -> str:
     return f"plansmith{token}"
 
 
-def clean_up(session: int, token: str) -> tuple[int, int]:
+def clean_up(token: str) -> tuple[int, int]:
     """End what is left of a server and return how many processes and shared memory regions there were.
 
     Stubs outlive a server that crashed, and ignore SIGTERM.
     """
-    killed = processes.kill_all(session, f"{TOKEN_VARIABLE}={token}")
+    killed = processes.kill_all(f"{TOKEN_VARIABLE}={token}")
     return killed, processes.remove_shared_memory(shm_prefix(token))
 
 

@@ -72,20 +72,20 @@ def has_environment(pid: int, entry: str) -> bool:
         return False
 
 
-def living_of(session: int, entry: str) -> list[Process]:
-    """Return the living processes of a session that carry `entry` in their environment: both, to be sure."""
+def living_of(entry: str, session: int | None = None) -> list[Process]:
+    """Return the living processes that carry `entry` in their environment, of one session where it is given."""
     return [
         one
         for one in all_processes()
-        if one.session == session and one.is_alive and has_environment(one.pid, entry)
+        if session in (None, one.session) and one.is_alive and has_environment(one.pid, entry)
     ]
 
 
-def kill_all(session: int, entry: str, wait_s: float = 5.0) -> int:
-    """Kill the processes of a session that carry `entry`, wait until they are gone, and return how many there were."""
+def kill_all(entry: str, wait_s: float = 5.0) -> int:
+    """Kill the processes that carry `entry` in their environment, wait for their end, return how many there were."""
     seen: set[int] = set()
     deadline = time.monotonic() + wait_s
-    while living := living_of(session, entry):
+    while living := living_of(entry):
         for one in living:
             seen.add(one.pid)
             with contextlib.suppress(ProcessLookupError):

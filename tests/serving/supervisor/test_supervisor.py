@@ -1,0 +1,173 @@
+"""The supervisor of a real tritonserver: what it does when things die, hang or are told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from plansmith.serving.supervisor import processes
+from plansmith.serving.supervisor.api import TritonError
+
+from .conftest import START, Commands
+
+
+def _is_running(state: dict[str, Any]) -> bool:
+    return state["phase"] == "running"
+
+
+def _is_well(state: dict[str, Any]) -> bool:
+    canary = state["models"].get("counter", {}).get("canary")
+    return _is_running(state) and canary is not None and canary["outcome"] == "answered"
+
+
+def test_start_status_stop(triton: Commands) -> None:
+    assert triton.run("status").returncode == 3
+    assert triton.run("stop").stdout == "nothing is running\n"
+    started = triton.start()
+    assert started.returncode == 0, started.stderr
+    assert "loading counter" in started.stderr
+    triton.wait_for(_is_well)
+    told = triton.run("status")
+    assert told.returncode == 0
+    assert "counter: ready, answered" in told.stdout
+    again = triton.start()
+    assert again.returncode == 1
+    assert "already running" in again.stderr
+    assert triton.api().generate("all", {"COUNT": 1}, 5)["INDEX"] == 0
+    stopped = triton.run("stop")
+    assert (stopped.returncode, stopped.stdout) == (
+        0,
+        "stopped: every running request had come to its end\n",
+    )
+    assert triton.run("status").returncode == 3
+    assert triton.living() == []
+
+
+def test_a_dead_model_is_loaded_again_and_a_dead_server_started_again(triton: Commands) -> None:
+    triton.start()
+    first = triton.wait_for(_is_well)
+    os.kill(triton.stub_pids()[0], signal.SIGKILL)
+    healed = triton.wait_for(lambda state: state["heals"] == 1 and _is_well(state))
+    assert healed["server_pid"] == first["server_pid"]
+    assert triton.api().generate("all", {"COUNT": 1}, 5)["INDEX"] == 0
+
+    os.kill(first["server_pid"], signal.SIGKILL)
+    restarted = triton.wait_for(lambda state: state["restarts"] == 1 and _is_well(state))
+    assert restarted["server_pid"] != first["server_pid"]
+    assert restarted["http_port"] == first["http_port"]
+    assert triton.api().generate("all", {"COUNT": 1}, 5)["INDEX"] == 0
+    assert len(triton.stub_pids()) == 1  # that of the dead server was ended
+    assert triton.run("stop").returncode == 0
+
+
+def test_a_hanging_model_is_healed_and_a_busy_one_left_alone(triton: Commands) -> None:
+    triton.start()
+    first = triton.wait_for(_is_well)
+    stub = triton.stub_pids()[0]
+    with pytest.raises(TritonError, match="planted"):
+        triton.api().generate("counter", {"COUNT": -3}, 5)  # a client's error is no sign of illness
+    os.kill(stub, signal.SIGSTOP)
+    time.sleep(1.6)  # one try fails
+    os.kill(stub, signal.SIGCONT)
+    time.sleep(1.5)
+    assert triton.stub_pids() == [stub]
+    os.kill(stub, signal.SIGSTOP)
+    healed = triton.wait_for(lambda state: state["heals"] == 1 and _is_well(state))
+    assert healed["server_pid"] == first["server_pid"]
+    assert not processes.is_same(stub, 0)
+    assert triton.run("stop").returncode == 0
+
+
+def test_after_kill_9_of_the_supervisor(triton: Commands) -> None:
+    triton.start()
+    first = triton.wait_for(_is_running)
+    os.kill(first["supervisor_pid"], signal.SIGKILL)
+    while processes.is_same(first["supervisor_pid"], first["supervisor_ticks"]):
+        time.sleep(0.01)
+    assert triton.api().generate("counter", {"COUNT": 1}, 5)["INDEX"] == 0  # the server serves on
+    told = triton.run("status")
+    assert told.returncode == 1
+    assert told.stdout.startswith("unsupervised")
+    started = triton.start()
+    assert "ended 2 processes" in started.stderr
+    second = triton.wait_for(_is_running)
+    assert not processes.is_same(first["server_pid"], first["server_ticks"])
+    os.kill(second["supervisor_pid"], signal.SIGKILL)
+    assert triton.run("stop").stdout == "stopped a server without supervisor\n"
+    assert triton.living() == []
+
+
+def test_running_streams_end_before_the_server_does(triton: Commands) -> None:
+    words = [sys.executable, "-m", "plansmith.cli", "triton", "start", str(triton.repository), *START]
+    supervisor = subprocess.Popen(
+        [*words, "--foreground"], env=triton.environ, stderr=subprocess.PIPE, text=True
+    )
+    state = triton.wait_for(_is_running)
+    counted: list[int] = []
+    threads = [threading.Thread(target=_count, args=(state["http_port"], 40, counted)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    supervisor.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    _, told = supervisor.communicate(timeout=20)
+    assert counted == [40] * 4
+    assert supervisor.returncode == 0, told
+    assert "draining" in told
+    assert time.monotonic() - began < 7
+    assert triton.state()["phase"] == "stopped"
+
+
+def _count(port: int, count: int, counted: list[int]) -> None:
+    """Note how many events of a slow stream came, 50 ms apart."""
+    body = b'{"COUNT": %d, "PAUSE_MS": 50}' % count
+    with socket.create_connection(("127.0.0.1", port), 20) as one:
+        one.sendall(
+            b"POST /v2/models/counter/generate_stream HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        answer = b""
+        while piece := one.recv(65536):
+            answer += piece
+    counted.append(answer.count(b"data:"))
+
+
+def test_what_fails_at_the_start_is_said(triton: Commands) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = triton.start("--http-port", port)
+    assert refused.returncode == 1
+    assert f"port {port} of 127.0.0.1 cannot be opened" in refused.stderr
+    assert triton.run("status").returncode == 3
+
+    assert "no model nope" in triton.start("--model", "nope").stderr
+    assert "tritonserver ended while it started" in triton.start("--server-arg=--nonsense").stderr
+
+    (triton.repository / "counter" / "broken").touch()
+    broken = triton.start()
+    assert broken.returncode == 1
+    assert "the model counter does not load" in broken.stderr
+    assert "a planted failure" in broken.stderr
+    told = triton.run("status")
+    assert (told.returncode, "a planted failure" in told.stdout) == (3, True)
+    assert triton.living() == []
+
+
+def test_it_gives_up_after_too_many_restarts(triton: Commands) -> None:
+    triton.start("--max-restarts", "1")
+    first = triton.wait_for(_is_running)
+    (triton.repository / "counter" / "broken").touch()  # from now on it cannot start
+    os.kill(first["server_pid"], signal.SIGKILL)
+    failed = triton.wait_for(lambda state: state["phase"] == "failed")
+    assert "given up after 1 restarts" in failed["message"]
+    assert "a planted failure" in failed["message"]
+    assert triton.living() == []
