@@ -51,8 +51,9 @@ def triton_repo(
         int | None,
         typer.Option(
             "--max-batch-size",
-            min=0,
-            help="Most rows of one request; 0 = requests have no batch dimension; default: the engine's limit.",
+            min=1,
+            max=1 << 20,
+            help="Most rows of one request; default: the engine's limit.",
         ),
     ] = None,
     decoupled: Annotated[
@@ -207,15 +208,16 @@ def _report(
 
 
 def _print_rows(carried: Carried) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="settings of the older repository", title_justify="left")
-    for column in ("model", "setting", "was", "is", "", "why"):
-        table.add_column(column, overflow="fold")
-    for row in carried.rows:
-        table.add_row(row.model, row.key, row.old, row.new, row.state, row.why)
-    Console(markup=False).print(table)
+    """Print what became of the older repository's settings, a line each, those that are as they were first."""
+    for model in dict.fromkeys(row.model for row in carried.rows):
+        rows = [row for row in carried.rows if row.model == model]
+        same = [f"{row.key} = {row.new}" for row in rows if row.state == "carried"]
+        print(f"{model}:" + (f" carried {', '.join(same)}" if same else ""))
+        for row in rows:
+            if row.state == "changed":
+                print(f"  changed {row.key}: {row.old} -> {row.new} ({row.why})")
+            elif row.state == "not carried":
+                print(f"  not carried {row.key}{f' = {row.old}' if row.old else ''}: {row.why}")
     if carried.num_unfilled:
         print(f"{carried.num_unfilled} variables of its templates were not filled; they have their defaults")
 

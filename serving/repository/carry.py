@@ -107,15 +107,7 @@ def _carry_batching(carried: Carried, old: OldRepository) -> None:
     if "max_batch_size" in config.unfilled:
         carried.num_unfilled += 1
     else:
-        variables["triton_max_batch_size"] = str(message.max_batch_size)
-        size = message.max_batch_size
-        carried.add("tensorrt_llm", "max_batch_size", size, size, "carried")
-        for model, one in old.configs.items():
-            other = one.message.max_batch_size
-            if other != size and "max_batch_size" not in one.unfilled:
-                carried.add(
-                    model, "max_batch_size", other, size, "changed", "all models take the same requests"
-                )
+        _carry_batch_size(carried, old)
     if "decoupled" in config.unfilled:
         carried.num_unfilled += 1
     else:
@@ -129,6 +121,23 @@ def _carry_batching(carried: Carried, old: OldRepository) -> None:
         carried.add(
             "tensorrt_llm", "backend", backend, "python", "changed", "the engine runs in the Python backend"
         )
+
+
+def _carry_batch_size(carried: Carried, old: OldRepository) -> None:
+    """Take over tensorrt_llm's max_batch_size for all models."""
+    size = max(1, old.configs["tensorrt_llm"].message.max_batch_size)
+    carried.overrides.variables["triton_max_batch_size"] = str(size)
+    for model, one in old.configs.items():
+        was = one.message.max_batch_size
+        why = (
+            "all models take the same requests"
+            if was
+            else "Triton does not load these models without batches"
+        )
+        if was != size and "max_batch_size" not in one.unfilled:
+            carried.add(model, "max_batch_size", was, size, "changed", why)
+        elif model == "tensorrt_llm":
+            carried.add(model, "max_batch_size", was, size, "carried")
 
 
 def _carry_queue(carried: Carried, config: ModelConfig) -> None:

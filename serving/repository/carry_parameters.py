@@ -10,7 +10,7 @@ from ...runtime.manifest import Manifest
 from ..triton.parameters import Parameter, is_silent, parameter, read_value
 from ..triton.settings import narrower_window
 from .carry_rows import Row
-from .plan import check_parameter
+from .plan import ALIASES, check_parameter
 
 Outcome = tuple[Row | None, dict[str, str]]
 """The row of the report, None for a setting that asks for nothing; and the new parameters: key -> text."""
@@ -24,7 +24,6 @@ _TEXT_KEYS = {
     "max_num_images": "models with images cannot be run",
     "gpt_model_type": "of an older preprocessing",
 }
-_RENAMED = {"max_num_sequences": "max_num_seqs"}
 
 
 def carry_engine_parameter(key: str, old: str, text: str, manifest: Manifest) -> Outcome:
@@ -36,8 +35,7 @@ def carry_engine_parameter(key: str, old: str, text: str, manifest: Manifest) ->
     row = parameter(key)
     value = read_value(row, text)
     if key == "gpt_model_path":
-        new = os.path.abspath(manifest.root)  # noqa: PTH100
-        return Row("tensorrt_llm", key, old, new, "changed", "the engine that the repository is for"), {}
+        return _engine_dir("tensorrt_llm", old, manifest), {}
     if value is None:
         return None, {}
     if row.becomes == "refused":
@@ -45,6 +43,13 @@ def carry_engine_parameter(key: str, old: str, text: str, manifest: Manifest) ->
     if row.becomes == "ignored":
         return _ignored(row, old, text)
     return _engine_setting(row, old, text, manifest)
+
+
+def _engine_dir(model: str, old: str, manifest: Manifest) -> Row:
+    new = os.path.abspath(manifest.root)  # noqa: PTH100
+    if new == old:
+        return Row(model, "gpt_model_path", old, new, "carried")
+    return Row(model, "gpt_model_path", old, new, "changed", "the engine that the repository is for")
 
 
 def _ignored(row: Parameter, old: str, text: str) -> Outcome:
@@ -67,7 +72,7 @@ def _engine_setting(row: Parameter, old: str, text: str, manifest: Manifest) -> 
         return _dropped(key, old, why), {}
     if key == "draft_engine_dir" or key == "lora_prefetch_dir":
         return _path(key, old, text)
-    name = _RENAMED.get(key, key)
+    name = ALIASES.get(key, key)
     spelled = str(value) if row.becomes.endswith(("guided_backend", "scheduler_policy")) else text.strip()
     if spelled.lower() != text.strip().lower() or name != key:
         what = f"{name} is what it is called here" if name != key else row.meaning
@@ -120,7 +125,7 @@ def carry_text_parameter(
     check_parameter(model, key, text)
     engine = os.path.abspath(manifest.root)  # noqa: PTH100
     if key == "gpt_model_path":
-        return Row(model, key, old, engine, "changed", "the engine that the repository is for"), {}
+        return _engine_dir(model, old, manifest), {}
     if key == "tokenizer_dir":
         return _tokenizer(model, old, text, f"{engine}/tokenizer", keep_tokenizer)
     if key == "tensorrt_llm_model_name":
@@ -135,9 +140,10 @@ def _tokenizer(model: str, old: str, text: str, own: str, keep: bool) -> Outcome
     if not keep:
         return Row(model, key, old, "", "changed", "the command line says so"), {}
     if (Path(text) / "tokenizer.json").is_file() and Path(text).is_absolute():
+        new = {} if text == own else {key: text}  # the engine's own is where it goes anyway
         if text == old:
-            return Row(model, key, old, text, "carried"), {key: text}
-        return Row(model, key, old, text, "changed", "it lay in the older engine's directory"), {key: text}
+            return Row(model, key, old, text, "carried"), new
+        return Row(model, key, old, text, "changed", "it lay in the older engine's directory"), new
     return Row(model, key, old, own, "changed", "it has no tokenizer.json here; the engine's own does"), {}
 
 

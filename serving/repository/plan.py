@@ -35,6 +35,8 @@ _NAME_VARIABLES = {
     "tensorrt_llm_bls": "bls_model_name",
 }
 _SWITCHES = {"add_special_tokens": "true", "skip_special_tokens": "true", "accumulate_tokens": "false"}
+ALIASES = {"enable_block_reuse": "enable_kv_cache_reuse", "max_num_sequences": "max_num_seqs"}
+"""Other names of parameters of tensorrt_llm; the templates have one of each."""
 _FOLLOWS_ENGINE = ("gpt_model_path", "tensorrt_llm_model_name")  # not to be set by hand
 
 
@@ -104,7 +106,6 @@ def make_plan(
     names = {model: overrides.names.get(model, model) for model in MODELS}
     common = {**_COMMON, "triton_max_batch_size": str(manifest.limits.max_batch_size), **overrides.variables}
     common.update({variable: names[model] for model, variable in _NAME_VARIABLES.items()})
-    _check_instances(common)
     defaults = {
         "gpt_model_path": engine,
         "tokenizer_dir": _written(tokenizer, out_dir, relative),
@@ -115,6 +116,8 @@ def make_plan(
     extra: dict[str, dict[str, str]] = {}
     for model in MODELS:
         own = {key: text for (of, key), text in overrides.parameters.items() if of == model}
+        if model == "tensorrt_llm_bls":
+            own = {**_of_text_models(overrides), **own}
         known = parameter_variables(model)
         start = {**common}
         for key, variable in known.items():
@@ -122,6 +125,17 @@ def make_plan(
         variables[model] = start
         extra[model] = {key: text for key, text in own.items() if key not in known and text}
     return RepositoryPlan(Path(os.path.abspath(engine_dir)), names, variables, extra)  # noqa: PTH100
+
+
+def _of_text_models(overrides: Overrides) -> dict[str, str]:
+    """Return what the models of text were told about tokens, for the one that does their work itself."""
+    keys = {
+        "tokenizer_dir": "preprocessing",
+        "add_special_tokens": "preprocessing",
+        "skip_special_tokens": "postprocessing",
+    }
+    told = {key: overrides.parameters.get((model, key)) for key, model in keys.items()}
+    return {key: text for key, text in told.items() if text is not None}
 
 
 def _default(model: str, key: str) -> str:
@@ -153,14 +167,6 @@ def _tokenizer(manifest: Manifest, given: Path | None, overrides: Overrides) -> 
     return own
 
 
-def _check_instances(variables: Mapping[str, str]) -> None:
-    if variables["triton_max_batch_size"] == "0" and variables["postprocessing_instance_count"] != "1":
-        raise InvalidArgumentError(
-            f"{variables['postprocessing_instance_count']} instances of postprocessing keep the answers of a stream in "
-            "order only when requests have a batch dimension; give --max-batch-size 1 or more, or one instance"
-        )
-
-
 def read_assignments(texts: list[str]) -> dict[tuple[str, str], str]:
     """Return the parameters of --set MODEL.KEY=VALUE; without MODEL. it is tensorrt_llm's.
 
@@ -181,7 +187,7 @@ def read_assignments(texts: list[str]) -> dict[tuple[str, str], str]:
             raise InvalidArgumentError(
                 f"--set {text!r}: {key} follows from ENGINE_DIR and the names of the models; leave it out"
             )
-        result[model, key] = value
+        result[model, ALIASES.get(key, key) if model == "tensorrt_llm" else key] = value
     return result
 
 

@@ -14,12 +14,6 @@ MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensor
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PARAMETER = re.compile(r'^parameters \{ key: "(\w+)" value: \{ string_value: "\$\{(\w+)\}" \} \}$', re.M)
-# What a model whose requests have no batch dimension cannot have.
-_BATCHING = re.compile(
-    r"(^#[^\n]*\n)?^dynamic_batching \{(\n.*?^\}| [^\n]*\})\n\n?"
-    r"| reshape: \{ shape: \[ \] \}| allow_ragged_batch: true",
-    re.M | re.S,
-)
 _ESCAPES = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -48,8 +42,6 @@ def fill(model: str, variables: Mapping[str, str], extra: Mapping[str, str]) -> 
     for name, text in (*variables.items(), *extra.items()):
         _check_text(model, name, text)
     template = read_template(model)
-    if variables["triton_max_batch_size"] == "0":
-        template = _BATCHING.sub("", template)
     missing = set(_VARIABLE.findall(template)) - variables.keys()
     if missing:
         raise InternalError(f"the template of {model} has no value for {', '.join(sorted(missing))}")

@@ -10,6 +10,7 @@ from typing import Any
 from ...runtime.errors import EngineFileError, InvalidArgumentError
 from ...runtime.tokenizer import Tokenizer
 from .parameter_text import flag
+from .parameters import in_repository
 
 _UNFILLED = "${"
 
@@ -40,9 +41,9 @@ class TextSettings:
             `${...}` that was not filled
         """
         texts = _Texts(config)
-        directory = Path(texts.required("tokenizer_dir"))
+        directory = texts.required("tokenizer_dir")
         return cls(
-            tokenizer_dir=directory if repository is None else repository / directory,
+            tokenizer_dir=in_repository(directory, repository),
             add_special_tokens=texts.switch("add_special_tokens", True),
             skip_special_tokens=texts.switch("skip_special_tokens", True),
             accumulate_tokens=texts.switch("accumulate_tokens", False),
