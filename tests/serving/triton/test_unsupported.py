@@ -69,5 +69,5 @@ def test_one_row_of_a_batch_is_enough() -> None:
 def test_only_whole_requests_are_served() -> None:
     refuse({}, request_type="context_and_generation")
     for kind in ("context_only", "generation_only", "else", 3):
-        with pytest.raises(UnsupportedError, match="request_type is .*context_and_generation alone"):
+        with pytest.raises(UnsupportedError, match=r"request_type is .*context_and_generation alone"):
             refuse({}, request_type=kind)
