@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..runtime.engine import Engine
+from ..runtime.engine_base import EngineBase
 from ..runtime.errors import InvalidArgumentError
 from ..runtime.guided import GuidedParams
 
@@ -58,7 +58,7 @@ def _is_file(value: str) -> bool:
         return False
 
 
-def load_adapters(engine: Engine, assignments: Sequence[str]) -> None:
+def load_adapters(engine: EngineBase, assignments: Sequence[str]) -> None:
     """Load each NAME=DIR of --lora. Raises InvalidArgumentError for another form, and what load_adapter raises."""
     for assignment in assignments:
         name, separator, path = assignment.partition("=")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -19,10 +20,14 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A Hugging Face chat template. It is a program of the checkpoint's author, so it runs in jinja2's sandbox."""
+    """A Hugging Face chat template. It is a program of the checkpoint's author, so it runs in jinja2's sandbox.
+
+    source : its text
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile the template; raises EngineFileError when it is not valid."""
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
@@ -31,6 +36,10 @@ class ChatTemplate:
                 f"the chat template is not valid ({error}); correct chat_template.jinja in the "
                 "checkpoint and build again"
             ) from error
+
+    def reads(self, variable: str) -> bool:
+        """Return whether the template looks at a variable that callers may give, e.g. tools."""
+        return variable in jinja2.meta.find_undeclared_variables(_environment().parse(self.source))
 
     def render(
         self,

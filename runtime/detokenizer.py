@@ -236,6 +236,21 @@ def _metaspace_maker(part: Mapping[str, Any]) -> StageMaker:
     return lambda: MetaspaceStage(part["replacement"], drop_first=scheme != "never")
 
 
+def token_bytes(text: str, makers: Sequence[StageMaker] | None) -> bytes:
+    """Return the bytes that one token adds inside a text; not valid UTF-8 where it is a part of a character.
+
+    text : the token in the tokenizer's own alphabet
+    makers : of stage_makers
+    """
+    if makers and ByteLevelStage in makers:
+        try:
+            return bytes(_BYTE_OF_CHAR[char] for char in text)
+        except KeyError:  # an added token, written as itself
+            return text.encode()
+    byte = _fallback_byte(text)
+    return text.replace("\u2581", " ").encode() if byte is None else bytes([byte])
+
+
 def _fallback_byte(text: str) -> int | None:
     if len(text) != 6 or not text.startswith("<0x") or text[5] != ">":
         return None

@@ -11,10 +11,12 @@ from typing import Any
 import tokenizers
 
 from .chat import ChatTemplate
-from .detokenizer import Detokenizer, StageMaker, stage_makers
+from .detokenizer import Detokenizer, StageMaker, stage_makers, token_bytes
 from .errors import EngineFileError, InvalidArgumentError, UnsupportedError
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+# Characters: a longer text is encoded without Python's lock, so that other threads go on meanwhile.
+_LONG_TEXT = 4096
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -104,6 +106,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`, with the special tokens of the tokenizer's own template (mostly a BOS)."""
         try:
+            if len(text) > _LONG_TEXT:
+                return list(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (
             TypeError
@@ -125,6 +129,15 @@ class Tokenizer:
         """Return the id of one token, None when there is no such token."""
         token_id = self._backend.token_to_id(token)
         return None if token_id is None else int(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token inside a text, b"" for an id that is not in the vocabulary."""
+        text = self._backend.id_to_token(token_id)
+        return b"" if text is None else token_bytes(text, self._stage_makers)
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is one that skip_special_tokens leaves out."""
+        return token_id in self._special_ids
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a new stream whose text, put together, is decode() of all its ids.
