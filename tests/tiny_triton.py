@@ -13,7 +13,8 @@ input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] },
 output [ { name: "INDEX" data_type: TYPE_INT32 dims: [ 1 ] } ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
 """
-# Streams COUNT numbers, PAUSE_MS apart. COUNT = -1 ends the stub's process, -2 makes execute hang, -3 is an error.
+# Streams COUNT numbers, PAUSE_MS apart. COUNT = -1 ends the stub's process, with -2 nothing else is done for PAUSE_MS,
+# -3 is an error.
 _MODEL = """
 import os
 import threading
@@ -36,8 +37,9 @@ class TritonPythonModel:
             pause_s = 0.0 if pause is None else int(pause.as_numpy()[0]) / 1000
             if count == -1:
                 os._exit(9)
-            while count == -2:
-                time.sleep(1)
+            if count == -2:
+                time.sleep(pause_s)
+                count, pause_s = 1, 0.0
             thread = threading.Thread(target=stream, args=(request.get_response_sender(), count, pause_s))
             thread.start()
             self.streams.append(thread)

@@ -119,16 +119,16 @@ class Canary:
         self._attempt = attempt
         self._interval_s = interval_s
         self._stopped = threading.Event()
-        self._silent_since: float | None = None
+        self._unwell_since: float | None = None
         self.last: Result | None = None
         self.has_answered = False
         self.num_refused = 0
         threading.Thread(target=self._run, name="canary", daemon=True).start()
 
     @property
-    def silent_s(self) -> float:
-        """Return for how long tries have ended in silence, 0.0 after any sign of life."""
-        since = self._silent_since
+    def unwell_s(self) -> float:
+        """Return for how long every try was SILENT or DEAD, seconds; 0.0 after any sign of life."""
+        since = self._unwell_since
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
@@ -142,10 +142,10 @@ class Canary:
             self._stopped.wait(max(0.05, self._interval_s - (time.monotonic() - began)))
 
     def _note(self, result: Result, began: float) -> None:
-        if result.outcome is not Outcome.SILENT:
-            self._silent_since = None
-        elif self._silent_since is None:
-            self._silent_since = began
+        if result.outcome not in (Outcome.SILENT, Outcome.DEAD):
+            self._unwell_since = None
+        elif self._unwell_since is None:
+            self._unwell_since = began
         self.num_refused = self.num_refused + 1 if result.outcome is Outcome.REFUSED else 0
         self.has_answered = self.has_answered or result.outcome is Outcome.ANSWERED
         self.last = result

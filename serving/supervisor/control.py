@@ -47,7 +47,12 @@ def start_daemon(options: SupervisorOptions, show: Callable[[str], None]) -> Sta
             else:
                 show(line.rstrip())
         state = read_state(options.state_dir)
-        if state is not None and state.supervisor_pid == child.pid and child.poll() is None:
+        if (
+            not error
+            and state is not None
+            and state.supervisor_pid == child.pid
+            and _has_started(child, state)
+        ):
             return state
     except BaseException:
         child.terminate()  # Ctrl-C: it is not wanted any more
@@ -58,6 +63,11 @@ def start_daemon(options: SupervisorOptions, show: Callable[[str], None]) -> Sta
         error.rstrip()
         or f"the supervisor ended with status {status}; see {options.state_dir / 'supervisor.log'}"
     )
+
+
+def _has_started(child: subprocess.Popen[str], state: State) -> bool:
+    """Whether the supervisor let go of its standard error because its server is ready, not because it ended."""
+    return state.phase in ("running", "healing") and child.poll() is None
 
 
 def stop(state_dir: Path, is_forced: bool = False) -> str:

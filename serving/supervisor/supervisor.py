@@ -28,6 +28,7 @@ from .state import State, boot_id, locked, write_state
 _TICK_S = 0.25
 _LOOK_S = 1.0  # between looks at stubs and models, and writes of the state
 _FIRST_TRIES = 4  # of a start, for servers that abort while they start
+_DEAD_S = 5.0  # the server calls a process dead that was starved for a second
 _MOST_HEALS = 3  # of one model in the window, then the server is started anew
 _REFUSALS = 3  # in a row, of a model that has answered before
 _LONGEST_PAUSE_S = 30.0
@@ -192,8 +193,8 @@ class Supervisor:
         assert server is not None
         if not self._options.is_foreground:
             put_aside(self._options.state_dir / "triton.log", self._options.log_bytes)
-        if server.answers is not None and server.answers.silent_s > self._options.hang_s:
-            self._restart(f"tritonserver has not answered for {server.answers.silent_s:.0f} s")
+        if server.answers is not None and server.answers.unwell_s > self._options.hang_s:
+            self._restart(f"tritonserver has not answered for {server.answers.unwell_s:.0f} s")
             return
         try:
             self._look_at_models()
@@ -238,15 +239,15 @@ class Supervisor:
         for name, canary in list(server.canaries.items()):
             if not self._is_ready(name) or canary.last is None:
                 continue
-            if canary.last.outcome is Outcome.DEAD:
+            if canary.last.outcome is Outcome.DEAD and canary.unwell_s >= min(_DEAD_S, self._options.hang_s):
                 found = _STUB_NAME.search(canary.last.error)
                 self._heal(found.group(1) if found else name, canary.last.error)
                 return
             if canary.num_refused >= _REFUSALS and canary.has_answered:
                 self._heal(name, f"it answers with errors: {canary.last.error}")
                 return
-            if canary.silent_s > self._options.hang_s:
-                self._heal(name, f"it has been silent for {canary.silent_s:.0f} s")
+            if canary.last.outcome is Outcome.SILENT and canary.unwell_s >= self._options.hang_s:
+                self._heal(name, f"it has been silent for {canary.unwell_s:.0f} s")
                 return
 
     def _is_ready(self, name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from plansmith.serving.supervisor import processes
-from plansmith.serving.supervisor.api import TritonError
+from plansmith.serving.supervisor.api import TritonApi, TritonError
 
 from .conftest import START, Commands
 
@@ -70,19 +70,31 @@ def test_a_dead_model_is_loaded_again_and_a_dead_server_started_again(triton: Co
 def test_a_hanging_model_is_healed_and_a_busy_one_left_alone(triton: Commands) -> None:
     triton.start()
     first = triton.wait_for(_is_well)
-    stub = triton.stub_pids()[0]
+    stub = triton.stub_pids()
     with pytest.raises(TritonError, match="planted"):
         triton.api().generate("counter", {"COUNT": -3}, 5)  # a client's error is no sign of illness
-    os.kill(stub, signal.SIGSTOP)
-    time.sleep(1.6)  # one try fails
-    os.kill(stub, signal.SIGCONT)
-    time.sleep(1.5)
-    assert triton.stub_pids() == [stub]
-    os.kill(stub, signal.SIGSTOP)
+    done: list[int] = []
+    queued = [threading.Thread(target=_block, args=(first["http_port"], 400, done)) for _ in range(10)]
+    for thread in queued:
+        thread.start()
+    triton.wait_for(lambda state: state["models"]["counter"]["canary"]["outcome"] == "busy")
+    for thread in queued:
+        thread.join()
+    assert done == [1] * 10
+    assert triton.stub_pids() == stub
+
+    threading.Thread(target=_block, args=(first["http_port"], 60_000, done), daemon=True).start()
     healed = triton.wait_for(lambda state: state["heals"] == 1 and _is_well(state))
     assert healed["server_pid"] == first["server_pid"]
-    assert not processes.is_same(stub, 0)
-    assert triton.run("stop").returncode == 0
+    assert triton.stub_pids() != stub
+    assert "silent for" in triton.log()
+    assert triton.run("stop", "--force").returncode == 0
+
+
+def _block(port: int, pause_ms: int, done: list[int]) -> None:
+    """Keep the model from doing anything else for a while."""
+    TritonApi("127.0.0.1", port, 0).generate("counter", {"COUNT": -2, "PAUSE_MS": pause_ms}, 70)
+    done.append(1)
 
 
 def test_after_kill_9_of_the_supervisor(triton: Commands) -> None:
