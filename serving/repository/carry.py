@@ -6,54 +6,28 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...runtime.errors import InvalidArgumentError
 from ...runtime.manifest import Manifest, load_manifest
+from .carry_fields import (
+    INSTANCE_COUNTS,
+    carry_batching,
+    carry_instances,
+    note_rest,
+    note_steps,
+    note_tensors,
+)
 from .carry_parameters import carry_engine_parameter, carry_text_parameter
-from .carry_rows import Row, State
+from .carry_rows import Carried, Row
 from .model_config import ModelConfig
 from .old_repository import OldRepository
 from .plan import Overrides
-from .template import MODELS, read_template
+from .template import MODELS
 from .write import MARKER
 
 __all__ = ["Carried", "carry_over"]
 
-_INSTANCES = {
-    "preprocessing": "preprocessing_instance_count",
-    "postprocessing": "postprocessing_instance_count",
-    "tensorrt_llm_bls": "bls_instance_count",
-}
-# Types that a repository chooses: variable -> (a tensor that has it, of tensorrt_llm)
-_TYPES = {
-    "logits_datatype": ("context_logits", "generation_logits", "draft_logits"),
-    "prompt_embedding_table_data_type": ("prompt_embedding_table",),
-    "encoder_input_features_data_type": ("encoder_input_features",),
-}
 _PATH_KEYS = ("tokenizer_dir", "draft_engine_dir", "lora_prefetch_dir")
-_READ = {
-    "name", "platform", "backend", "max_batch_size", "input", "output", "instance_group", "parameters",
-    "dynamic_batching", "model_transaction_policy", "ensemble_scheduling",
-}  # fmt: skip
-
-
-@dataclasses.dataclass
-class Carried:
-    """What came of an older repository.
-
-    overrides : what the new one takes from it
-    rows : one a setting
-    num_unfilled : variables of its templates that were never filled
-    """
-
-    overrides: Overrides = dataclasses.field(default_factory=Overrides)
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    num_unfilled: int = 0
-
-    def add(self, model: str, key: str, old: Any, new: Any, state: State, why: str = "") -> None:
-        """Note what became of a setting."""
-        self.rows.append(Row(model, key, str(old), str(new), state, why))
 
 
 def carry_over(
@@ -69,14 +43,15 @@ def carry_over(
     carried = Carried()
     for model, config in old.configs.items():
         _carry_name(carried, model, config)
-    _carry_batching(carried, old)
+    carry_batching(carried, old)
     for model in MODELS:
         if model in old.configs:
             config = old.configs[model]
-            _carry_instances(carried, model, config)
+            carry_instances(carried, model, config)
             _carry_parameters(carried, model, old, manifest, keep_tokenizer)
-            _note_tensors(carried, model, config)
-            _note_rest(carried, model, config)
+            note_tensors(carried, model, config)
+            note_rest(carried, model, config)
+    note_steps(carried, old)
     for config in old.others:
         why = "not one of the five models; copy it beside them, or give a draft engine with --set draft_engine_dir=DIR"
         carried.add(config.name, "the model itself", "", "", "not carried", why)
@@ -98,142 +73,6 @@ def _carry_name(carried: Carried, model: str, config: ModelConfig) -> None:
         return
     carried.overrides.names[model] = config.name
     carried.add(model, "name", config.name, config.name, "carried")
-
-
-def _carry_batching(carried: Carried, old: OldRepository) -> None:
-    """Take over sizes, queue policy and types of tensorrt_llm."""
-    config = old.configs["tensorrt_llm"]
-    message, variables = config.message, carried.overrides.variables
-    if "max_batch_size" in config.unfilled:
-        carried.num_unfilled += 1
-    else:
-        _carry_batch_size(carried, old)
-    if "decoupled" in config.unfilled:
-        carried.num_unfilled += 1
-    else:
-        value = "true" if message.model_transaction_policy.decoupled else "false"
-        variables["decoupled_mode"] = value
-        carried.add("tensorrt_llm", "decoupled", value, value, "carried")
-    _carry_queue(carried, config)
-    _carry_types(carried, config)
-    backend = message.backend
-    if backend and "${" not in backend and backend != "python":
-        carried.add(
-            "tensorrt_llm", "backend", backend, "python", "changed", "the engine runs in the Python backend"
-        )
-
-
-def _carry_batch_size(carried: Carried, old: OldRepository) -> None:
-    """Take over tensorrt_llm's max_batch_size for all models."""
-    size = max(1, old.configs["tensorrt_llm"].message.max_batch_size)
-    carried.overrides.variables["triton_max_batch_size"] = str(size)
-    for model, one in old.configs.items():
-        was = one.message.max_batch_size
-        why = (
-            "all models take the same requests"
-            if was
-            else "Triton does not load these models without batches"
-        )
-        if was != size and "max_batch_size" not in one.unfilled:
-            carried.add(model, "max_batch_size", was, size, "changed", why)
-        elif model == "tensorrt_llm":
-            carried.add(model, "max_batch_size", was, size, "carried")
-
-
-def _carry_queue(carried: Carried, config: ModelConfig) -> None:
-    batching = config.message.dynamic_batching
-    policy = batching.default_queue_policy
-    variables = carried.overrides.variables
-    actions = policy.DESCRIPTOR.fields_by_name["timeout_action"].enum_type.values_by_number
-    found = {
-        "max_queue_delay_microseconds": (batching.max_queue_delay_microseconds, 0),
-        "max_queue_size": (policy.max_queue_size, 0),
-        "default_timeout_microseconds": (policy.default_timeout_microseconds, 0),
-        "allow_timeout_override": (policy.allow_timeout_override, False),
-        "timeout_action": (actions[policy.timeout_action].name, "REJECT"),
-    }
-    for name, (value, default) in found.items():
-        if name in config.unfilled:
-            carried.num_unfilled += 1
-        elif value != default:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            variables[name] = text
-            carried.add("tensorrt_llm", name, text, text, "carried")
-    preferred = list(batching.preferred_batch_size)
-    size = config.message.max_batch_size
-    if preferred and "preferred_batch_size" not in config.unfilled and preferred != [size]:
-        carried.add(
-            "tensorrt_llm",
-            "preferred_batch_size",
-            preferred,
-            [size],
-            "changed",
-            "the engine forms batches itself",
-        )
-    for name in ("preserve_ordering", "priority_levels", "default_priority_level", "priority_queue_policy"):
-        if getattr(batching, name):
-            why = "the engine has its own order: the tensor priority of each request"
-            carried.add("tensorrt_llm", name, _short(getattr(batching, name)), "", "not carried", why)
-
-
-def _carry_types(carried: Carried, config: ModelConfig) -> None:
-    kinds = {one.name: one.data_type for one in (*config.message.input, *config.message.output)}
-    names = config.message.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    for variable, tensors in _TYPES.items():
-        said = {names[kinds[one]].name for one in tensors if kinds.get(one)}
-        if len(said) > 1:
-            raise InvalidArgumentError(
-                f"{config.path} has {', '.join(sorted(said))} for {', '.join(tensors)}; give all of them the same type"
-            )
-        if not said and any(one in kinds for one in tensors):
-            carried.num_unfilled += 1
-        for text in said:
-            _check_type(config, variable, tensors[0], text)
-            carried.overrides.variables[variable] = text
-            carried.add("tensorrt_llm", variable, text, text, "carried")
-
-
-def _check_type(config: ModelConfig, variable: str, tensor: str, text: str) -> None:
-    if text not in ("TYPE_FP32", "TYPE_FP16", "TYPE_BF16") or (
-        variable == "logits_datatype" and text == "TYPE_BF16"
-    ):
-        raise InvalidArgumentError(
-            f"{config.path}: {tensor} is {text}, it must be TYPE_FP32 or TYPE_FP16; correct it"
-        )
-
-
-def _carry_instances(carried: Carried, model: str, config: ModelConfig) -> None:
-    groups = list(config.message.instance_group)
-    if not groups or model == "ensemble":
-        return
-    count = sum(one.count or 1 for one in groups)
-    if "count" in config.unfilled:
-        carried.num_unfilled += 1
-    elif model == "tensorrt_llm":
-        if count != 1:
-            carried.add(
-                model,
-                "instance_group count",
-                count,
-                1,
-                "changed",
-                "one process hosts an engine; its batch is the parallelism",
-            )
-    else:
-        carried.overrides.variables[_INSTANCES[model]] = str(count)
-        carried.add(model, "instance_group count", count, count, "carried")
-    kinds = groups[0].DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number
-    for one in groups:
-        kind = kinds[one.kind].name
-        if kind not in ("KIND_CPU", "KIND_AUTO") or one.gpus:
-            carried.add(
-                model,
-                "instance_group kind",
-                kind,
-                "KIND_CPU",
-                "changed",
-                "tensors come and go in host memory",
-            )
 
 
 def _carry_parameters(
@@ -285,41 +124,13 @@ def _path_of_engine(old: OldRepository, manifest: Manifest) -> Callable[[str, st
     return replace
 
 
-def _note_tensors(carried: Carried, model: str, config: ModelConfig) -> None:
-    """Note tensors that the new model does not have."""
-    known = set(_names_of_tensors(model))
-    for one in (*config.message.input, *config.message.output):
-        if one.name not in known:
-            carried.add(
-                model, f"tensor {one.name}", "", "", "not carried", "the models here neither read nor make it"
-            )
-
-
-def _names_of_tensors(model: str) -> list[str]:
-    lines = [line for line in read_template(model).splitlines() if line.startswith('  { name: "')]
-    return [line.split('"')[1] for line in lines]
-
-
-def _note_rest(carried: Carried, model: str, config: ModelConfig) -> None:
-    """Note fields that have no place here; a model with its own code is named as such."""
-    for field, value in config.message.ListFields():
-        if field.name not in _READ:
-            why = "no setting of this repository; add it to the new config.pbtxt if it is still wanted"
-            carried.add(model, field.name, _short(value), "", "not carried", why)
-
-
-def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _override(row: Row, own: Overrides) -> Row:
     """Return a row with what the command line made of it."""
     variable = {"max_batch_size": "triton_max_batch_size", "decoupled": "decoupled_mode"}.get(
         row.key, row.key
     )
     if row.key == "instance_group count":
-        variable = _INSTANCES.get(row.model, "")
+        variable = INSTANCE_COUNTS.get(row.model, "")
     said = own.parameters.get((row.model, row.key), own.variables.get(variable))
     if said is None or said == row.new:
         return row

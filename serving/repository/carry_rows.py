@@ -1,9 +1,11 @@
-"""One line of the report on an older repository."""
+"""What came of an older repository: its settings one by one, and what the new one takes."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
+
+from .plan import Overrides
 
 State = Literal["carried", "changed", "not carried"]
 
@@ -28,3 +30,21 @@ class Row:
     def to_json(self) -> dict[str, str]:
         """Return the row as a JSON object."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass
+class Carried:
+    """What came of an older repository.
+
+    overrides : what the new one takes from it
+    rows : one a setting
+    num_unfilled : variables of its templates that were never filled
+    """
+
+    overrides: Overrides = dataclasses.field(default_factory=Overrides)
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    num_unfilled: int = 0
+
+    def add(self, model: str, key: str, old: Any, new: Any, state: State, why: str = "") -> None:
+        """Note what became of a setting."""
+        self.rows.append(Row(model, key, str(old), str(new), state, why))
