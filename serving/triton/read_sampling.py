@@ -31,6 +31,7 @@ from .row import RowDefaults
 from .tensors import Inputs
 from .word_lists import read_word_list
 
+_NGRAM_OFF = 1 << 30  # the older default: longer than any output
 _SAME = {
     "temperature": "temperature",
     "repetition_penalty": "repetition_penalty",
@@ -76,6 +77,9 @@ def read_sampling(inputs: Inputs, row: int, prompt_len: int, defaults: RowDefaul
         )
     params |= _beams(inputs, row, width) if width > 1 else _drawing(inputs, row)
     params |= _ends(inputs, row, vocab_size)
+    ngram_size = inputs.integer("no_repeat_ngram_size", row)
+    if ngram_size and ngram_size < _NGRAM_OFF:
+        params["no_repeat_ngram_size"] = ngram_size
     bias = _bias(inputs, row, vocab_size)
     return params | ({"logit_bias": bias} if bias else {})
 

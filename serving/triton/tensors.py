@@ -1,4 +1,4 @@
-"""The inputs of tensorrt_llm: what each is, and a request's tensors checked and taken apart row by row.
+"""A request's tensors, checked against the table of inputs and taken apart row by row.
 
 On the wire a tensor has the batch dimension in front: [B, ...]. A tensor of one value a row comes as [B, 1], or as [B]
 where the model's configuration reshapes it to []. With max_batch_size 0 there is no batch dimension, and one value is
@@ -7,15 +7,15 @@ where the model's configuration reshapes it to []. With max_batch_size 0 there i
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.errors import InvalidArgumentError, ShapeError
+from .input_specs import INPUTS, TensorSpec
 
 __all__ = ["INPUTS", "Inputs", "TensorSpec", "triton_type"]
 
@@ -28,142 +28,15 @@ _DTYPES: dict[str, Any] = {
     "FP16": np.float16,
     "FP32": np.float32,
 }
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-_FLOATS = ("FP32", "FP16")
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorSpec:
-    """One input.
-
-    types : Triton's names of the types that are read, the declared one first
-    dims : without the batch dimension; -1 = any
-    is_scalar : the configuration reshapes [1] to []
-    is_ragged : allow_ragged_batch
-    is_required : not optional
-    low, high : of a value, both inclusive; None = no limit. A float is finite besides
-    """
-
-    name: str
-    types: tuple[str, ...]
-    dims: tuple[int, ...] = (1,)
-    is_scalar: bool = False
-    is_ragged: bool = False
-    is_required: bool = False
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def is_single(self) -> bool:
-        """Whether a row has one value."""
-        return self.dims == (1,)
-
-
-def _scalar(name: str, *types: str, low: float | None = None, high: float | None = None) -> TensorSpec:
-    return TensorSpec(name, types, is_scalar=True, low=low, high=high)
-
-
-def _required(name: str, kind: str, low: float) -> TensorSpec:
-    return TensorSpec(name, (kind,), is_scalar=True, is_required=True, low=low)
-
-
-def _one(name: str, kind: str, low: float | None = None, high: float | None = None) -> TensorSpec:
-    return TensorSpec(name, (kind,), is_ragged=True, low=low, high=high)
-
-
-def _ragged(name: str, *types: str, dims: tuple[int, ...] = (-1,)) -> TensorSpec:
-    return TensorSpec(name, types, dims, is_ragged=True)
-
-
-_SPECS = (
-    # The prompt and its end.
-    _ragged("input_ids", "INT32"),
-    _required("input_lengths", "INT32", low=1),
-    _required("request_output_len", "INT32", low=1),
-    _scalar("end_id", "INT32", low=-1),
-    _scalar("pad_id", "INT32"),
-    _ragged("stop_words_list", "INT32", dims=(2, -1)),
-    _ragged("bad_words_list", "INT32", dims=(2, -1)),
-    _scalar("min_tokens", "INT32", low=0),
-    # Sampling. runtime_top_k_min is the name under which the older backend looked for runtime_top_p_min.
-    _scalar("temperature", "FP32", low=0),
-    _scalar("runtime_top_k", "INT32", low=0),
-    _scalar("runtime_top_p", "FP32", high=1),
-    _scalar("runtime_top_p_min", "FP32", low=0, high=1),
-    _scalar("runtime_top_k_min", "FP32", low=0, high=1),
-    _scalar("runtime_top_p_decay", "FP32", low=0, high=1),
-    _scalar("runtime_top_p_reset_ids", "INT32", low=-1),
-    _scalar("min_p", "FP32", low=0, high=1),
-    _scalar("repetition_penalty", "FP32", low=0),
-    _scalar("presence_penalty", "FP32"),
-    _scalar("frequency_penalty", "FP32"),
-    _scalar("no_repeat_ngram_size", "INT32", low=0),
-    _scalar("seed", "UINT64"),
-    _ragged("embedding_bias", *_FLOATS),
-    _scalar("num_return_sequences", "INT32", low=1),
-    # Beams. early_stopping was declared BOOL and read as INT32.
-    _scalar("beam_width", "INT32", low=1),
-    _scalar("len_penalty", "FP32"),
-    _scalar("early_stopping", "BOOL", "INT32", low=0),
-    _scalar("beam_search_diversity_rate", "FP32", low=0),
-    # What the answers have.
-    _scalar("streaming", "BOOL"),
-    _scalar("stop", "BOOL"),
-    _scalar("exclude_input_in_output", "BOOL"),
-    _scalar("return_log_probs", "BOOL"),
-    _scalar("return_context_logits", "BOOL"),
-    _scalar("return_generation_logits", "BOOL"),
-    _scalar("return_perf_metrics", "BOOL"),
-    _scalar("return_kv_cache_reuse_stats", "BOOL"),
-    _scalar("return_num_input_tokens", "BOOL"),
-    _scalar("return_num_output_tokens", "BOOL"),
-    # Drafts.
-    _ragged("draft_input_ids", "INT32"),
-    _ragged("draft_logits", *_FLOATS, dims=(-1, -1)),
-    _scalar("draft_acceptance_threshold", "FP32", low=0, high=1),
-    _one("lookahead_window_size", "INT32", low=1),
-    _one("lookahead_ngram_size", "INT32", low=1),
-    _one("lookahead_verification_set_size", "INT32", low=0),
-    _scalar("max_draft_len", "INT32", low=0),
-    # Structured output, adapters, the cache, the queue.
-    _one("guided_decoding_guide_type", "STRING"),
-    _one("guided_decoding_guide", "STRING"),
-    _scalar("lora_task_id", "UINT64"),
-    _ragged("lora_weights", "FP16", "FP32", dims=(-1, -1)),
-    _ragged("lora_config", "INT32", dims=(-1, 3)),
-    _ragged("retention_token_range_starts", "INT32"),
-    _ragged("retention_token_range_ends", "INT32"),
-    _ragged("retention_token_range_priorities", "INT32"),
-    _ragged("retention_token_range_durations_ms", "INT32"),
-    _one("retention_decode_priority", "INT32", low=0, high=100),
-    _one("retention_decode_duration_ms", "INT32", low=-1),
-    _scalar("cache_salt", "STRING"),
-    _scalar("priority", "FP32", low=0, high=1),
-    _scalar("timeout_ms", "INT32", low=0),
-    # Of models that this engine does not run: unsupported.py.
-    _ragged("encoder_input_features", *_FLOATS, dims=(-1, -1)),
-    _scalar("encoder_output_lengths", "INT32"),
-    _ragged("decoder_input_ids", "INT32"),
-    _scalar("decoder_input_lengths", "INT32"),
-    _ragged("prompt_embedding_table", "FP16", "FP32", dims=(-1, -1)),
-    _ragged("prompt_table_extra_ids", "UINT64"),
-    _scalar("prompt_vocab_size", "INT32"),
-    _ragged("multimodal_embedding", *_FLOATS, dims=(-1, -1)),
-    _ragged("cross_attention_mask", "BOOL", dims=(-1, -1)),
-    TensorSpec("skip_cross_attn_blocks", ("BOOL",), is_ragged=True),
-    TensorSpec("mrope_rotary_cos_sin", ("FP32",), (-1,)),
-    TensorSpec("mrope_position_deltas", ("INT64",)),
-    _ragged("context_phase_params", "UINT8"),
-)
-
-INPUTS: Mapping[str, TensorSpec] = {spec.name: spec for spec in _SPECS}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def triton_type(array: NDArray[Any]) -> str:
     """Return Triton's name of an array's type; numpy's where Triton has none."""
-    if array.dtype.kind in "OSU":
-        return "STRING"
-    return _NAMES.get(array.dtype, str(array.dtype))
+    name = _NAMES.get(array.dtype.type)
+    if name is None:
+        name = "STRING" if array.dtype.kind in "OSU" else str(array.dtype)
+    return name
 
 
 class Inputs:
@@ -195,7 +68,9 @@ class Inputs:
                 raise InvalidArgumentError(
                     f"{name} is no input of this model; leave it out, or send it as a request parameter"
                 )
-            self._arrays[name] = self._of_one_form(spec, array)
+            array = self._of_one_form(spec, array)
+            if array.size:
+                self._arrays[name] = array
         if not self.num_rows:
             raise ShapeError("input_ids has shape [0, ...], wanted at least one row")
         for name, value in parameters.items():
@@ -203,15 +78,11 @@ class Inputs:
 
     def __contains__(self, name: str) -> bool:
         """Tell whether the tensor is there and has elements."""
-        return name in self._arrays and self._arrays[name].size > 0
-
-    def has(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that are there with elements."""
-        return [name for name in names if name in self]
+        return name in self._arrays
 
     def row(self, name: str, row_idx: int) -> NDArray[Any] | None:
         """Return a row of an input, shape = its dims; None when it is not there or has no elements."""
-        return self._arrays[name][row_idx] if name in self else None
+        return self._arrays[name][row_idx] if name in self._arrays else None
 
     def integer(self, name: str, row_idx: int) -> int | None:
         """Return the integer of a row, within the limits of its spec; None when it is not there."""
@@ -234,7 +105,7 @@ class Inputs:
         A length in front, 4 bytes little-endian as Triton packs strings, is taken off: some clients pack twice.
         raises InvalidArgumentError for bytes that are no UTF-8
         """
-        if name not in self:
+        if name not in self._arrays:
             return None
         value = self._arrays[name][row_idx].reshape(-1)[0]
         if isinstance(value, str):
@@ -255,7 +126,7 @@ class Inputs:
         return None if row is None else [int(value) for value in row.reshape(-1).tolist()]
 
     def _single(self, name: str, row_idx: int) -> Any:
-        if name not in self:
+        if name not in self._arrays:
             return None
         spec = INPUTS[name]
         value = self._arrays[name][row_idx].item()
@@ -308,7 +179,7 @@ class Inputs:
             if name != "request_type":
                 self.notes.append(f"request parameter {name!r} is not known and has no effect")
             return
-        if name in self:
+        if name in self._arrays:
             self.notes.append(f"request parameter {name!r} has no effect beside the tensor of that name")
             return
         array = np.empty((self.num_rows, 1), object if spec.types == ("STRING",) else _DTYPES[spec.types[0]])

@@ -32,7 +32,6 @@ _REFUSED_IF_SET = {
         "of prompt tuning, which this engine has not; leave it out or send zeros, and keep prefixes apart by cache_salt"
     ),
 }
-_NGRAM_OFF = 1 << 30  # the older default: longer than any output
 _REQUEST_TYPE = "context_and_generation"
 
 
@@ -48,12 +47,6 @@ def refuse_unsupported(inputs: Inputs, parameters: Mapping[str, Any]) -> None:
         prompt = inputs.row("decoder_input_ids", row)
         if prompt is not None and prompt.size > 1:
             raise UnsupportedError(f"decoder_input_ids has {prompt.size} tokens; it is {_ENC_DEC}")
-        size = inputs.integer("no_repeat_ngram_size", row)
-        if size and size < _NGRAM_OFF:
-            raise UnsupportedError(
-                f"no_repeat_ngram_size is {size}, which this engine does not forbid; use repetition_penalty or "
-                "frequency_penalty, and leave it out"
-            )
     wanted = parameters.get("request_type", _REQUEST_TYPE)
     if wanted != _REQUEST_TYPE:
         raise UnsupportedError(

@@ -234,6 +234,8 @@ def test_top_k_and_top_p_mean_what_they_meant(tensors: dict[str, Any], want: tup
         ({"embedding_bias": np.array([[0, 0.5]], np.float16)}, {"logit_bias": {1: 0.5}}),
         ({"embedding_bias": floats(*[0] * 120)}, {}),
         ({"embedding_bias": np.empty((1, 0), np.float32)}, {}),
+        ({"no_repeat_ngram_size": ints(0)}, {}),
+        ({"no_repeat_ngram_size": ints(1 << 30)}, {}),
         ({"priority": floats(1)}, {"priority": 1.0}),
         ({"timeout_ms": ints(250)}, {"timeout_ms": 250}),
         ({"timeout_ms": ints(0)}, {}),
@@ -453,6 +455,11 @@ def test_an_extra_that_is_wrong_is_an_error_that_names_the_tensor(
 ) -> None:
     with pytest.raises(error, match=text):
         one(**tensors)
+
+
+def test_words_that_do_not_come_again() -> None:
+    assert params_of(no_repeat_ngram_size=ints(3)) == {"no_repeat_ngram_size": 3}
+    assert params_of(no_repeat_ngram_size=ints(3), beam_width=ints(2))["no_repeat_ngram_size"] == 3
 
 
 def test_drafts() -> None:

@@ -25,7 +25,6 @@ ASKS: list[tuple[str, Any]] = [
     ("mrope_rotary_cos_sin", np.ones((1, 8), np.float32)),
     ("mrope_position_deltas", np.array([[3]], np.int64)),
     ("context_phase_params", np.ones((1, 8), np.uint8)),
-    ("no_repeat_ngram_size", np.array([[2]], np.int32)),
 ]
 
 SAYS_NOTHING: list[tuple[str, Any]] = [
@@ -40,8 +39,6 @@ SAYS_NOTHING: list[tuple[str, Any]] = [
     ("prompt_table_extra_ids", np.zeros((1, 3), np.uint64)),
     ("mrope_position_deltas", np.array([[0]], np.int64)),
     ("context_phase_params", np.ones((1, 0), np.uint8)),
-    ("no_repeat_ngram_size", np.array([[0]], np.int32)),
-    ("no_repeat_ngram_size", np.array([[1 << 30]], np.int32)),
 ]
 
 
