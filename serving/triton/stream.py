@@ -81,6 +81,7 @@ class RowStream:
         self._is_single = num_sequences == 1
         self._is_stacked = is_stacked or is_ranked or self._is_single
         self._is_whole = is_ranked or not row.streaming
+        self._is_taken = False
         self._max_tokens = row.params.get("max_tokens")
         self._lock = threading.Lock()
         self._tracks = [_Track() for _ in range(num_sequences)]
@@ -107,9 +108,10 @@ class RowStream:
     def take(self) -> list[Outputs]:
         """Return the answers that wait. One thread at a time."""
         if self._is_whole:
-            if self.completion is None or self.error is not None:
-                return []
             completion = self.completion
+            if completion is None or self._is_taken:
+                return []
+            self._is_taken = True
             return [self._writer.whole(completion)] if self._is_stacked else self._writer.each(completion)
         with self._lock:
             pieces = [(track, track.take()) for track in self._tracks]
