@@ -85,6 +85,12 @@ def load_once(cache: LoraCache, one: LoraRequest) -> str:
     return name
 
 
+def name_of(engine: Engine, task_id: int) -> str:
+    """Return the engine's name of a task's adapter."""
+    (name,) = [name for name in engine.adapters if name.startswith(f"lora_task_id {task_id} (")]
+    return name
+
+
 def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not condition():
@@ -383,6 +389,59 @@ def test_who_waits_for_a_load_that_fails_is_told_or_loads_its_own(engine: GatedE
     for thread, _ in threads:
         thread.join(20)
     assert [type(out[0]) for _, out in threads] == [errors.ShapeError, errors.NotFoundError]
+
+
+def test_who_needs_room_can_wait_for_a_release(engine: GatedEngine) -> None:
+    cache = LoraCache(engine)
+    held = [cache.acquire(request(engine, task_id)) for task_id in (1, 2)]
+    sent = request(engine, 3)
+    thread, out = start(lambda: cache.acquire(sent, wait_s=20))
+    time.sleep(0.05)
+    assert not out
+    cache.release(held[0])
+    thread.join(20)
+    assert cache.task_ids == [2, 3] and out[0] in engine.adapters
+    began = time.monotonic()
+    with pytest.raises(errors.OutOfMemoryError, match="in use"):
+        cache.acquire(request(engine, 4), wait_s=0.1)
+    assert time.monotonic() - began >= 0.1
+
+
+def test_waiting_for_one_that_the_engine_still_uses(engine_dir: Path) -> None:
+    with Engine.open(engine_dir, num_threads=1, max_adapters=1, manual_step=True) as engine:
+        cache = LoraCache(engine)
+        name = load_once(cache, request(engine, 1))
+        running = engine.submit(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True, adapter=name))
+        sent = request(engine, 2)
+        thread, out = start(lambda: cache.acquire(sent, wait_s=20))
+        time.sleep(0.05)
+        assert not out
+        running.result()
+        thread.join(20)
+        assert cache.task_ids == [2] and out == list(engine.adapters)
+
+
+def test_a_loaded_adapter_is_given_at_once_and_another_not_at_all(engine: GatedEngine) -> None:
+    cache = LoraCache(engine)
+    assert cache.acquire_loaded(LoraRequest(1)) is None
+    name = load_once(cache, request(engine, 1))
+    assert cache.acquire_loaded(request(engine, 1)) is None  # its arrays would have to be compared
+    assert cache.acquire_loaded(LoraRequest(1)) == name
+    with pytest.raises(errors.OutOfMemoryError):
+        for task_id in (2, 3):
+            cache.acquire(request(engine, task_id))  # the first is in use, and stays
+    assert name in engine.adapters
+    cache.release(name)
+    engine.gate.clear()
+    sent = request(engine, 4)
+    cache.release(cache.acquire(LoraRequest(2)))
+    cache.release(name_of(engine, 2))
+    thread, _ = start(lambda: cache.acquire(sent))
+    eventually(lambda: engine.num_waiting == 1)
+    assert cache.acquire_loaded(LoraRequest(4)) is None
+    engine.gate.set()
+    thread.join(20)
+    assert cache.acquire_loaded(LoraRequest(4)) is not None
 
 
 def test_many_threads_get_their_own_adapters(engine: GatedEngine) -> None:
