@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from plansmith.runtime.errors import UnsupportedError
 from plansmith.serving.supervisor import processes
 from plansmith.serving.supervisor.api import TritonApi
 from plansmith.serving.supervisor.install import TritonInstall
@@ -28,22 +27,13 @@ def find_install() -> TritonInstall:
     return TritonInstall.find(environment)
 
 
-def server_environ(install: TritonInstall) -> dict[str, str]:
-    """Return the environment for a server whose models import plansmith: the installed one, else these sources.
+def server_environ() -> dict[str, str]:
+    """Return the environment of the tests' servers.
 
-    Tests of a wheel run against the wheel on both sides; tests of sources give the stubs the same sources.
+    Their models import the plansmith of the server's environment, else that of these tests, which is linked
+    beside the Python backend; a stub takes no notice of PYTHONPATH, plansmith does of PLANSMITH_LIBRARY.
     """
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    bare = {name: text for name, text in environ.items() if name not in ("PYTHONPATH", "PLANSMITH_LIBRARY")}
-    if "PLANSMITH_LIBRARY" not in environ and not install.can_import("plansmith.runtime.engine", bare):
-        return bare
-    failure = install.can_import("plansmith.runtime.engine", environ)
-    if failure:
-        raise UnsupportedError(
-            f"{install.python} cannot import plansmith ({failure}); run `make triton-env`, or set PYTHONPATH and "
-            "PLANSMITH_LIBRARY to the sources' tree and the built library"
-        )
-    return environ
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclasses.dataclass
@@ -69,7 +59,6 @@ class TritonServers:
         self._folder = folder
         self._running: dict[tuple[Path, tuple[str, ...]], RunningTriton] = {}
         self._install: TritonInstall | None = None
-        self._environ: dict[str, str] = {}
 
     def __call__(
         self,
@@ -92,9 +81,8 @@ class TritonServers:
             return self._running[key]
         if self._install is None:
             self._install = find_install()
-            self._environ = server_environ(self._install)
         server = self._start(
-            self._install, repository, models, {**self._environ, **(environ or {})}, arguments
+            self._install, repository, models, {**server_environ(), **(environ or {})}, arguments
         )
         while key in self._running:
             key = (key[0], (*key[1], "again"))

@@ -16,6 +16,7 @@ from ...runtime.errors import InvalidArgumentError, UnsupportedError
 
 IMAGE = Path("/opt/tritonserver/bin/tritonserver")  # in NVIDIA's container image
 ENVIRONMENT_VARIABLE = "PLANSMITH_TRITON_ENV"
+_OWN_PACKAGE = Path(__file__).absolute().parents[2]
 _PROBE = """
 import ctypes, importlib.metadata, importlib.util, json, os, sys, sysconfig
 version = "%d.%d" % sys.version_info[:2]
@@ -87,11 +88,14 @@ class TritonInstall:
         """Make `folder` the server's --backend-directory, of links, and return it.
 
         The programs find their libraries relative to where they really are, so links work and copies do not.
+        The folder of the Python backend ends the models' sys.path, which PYTHONPATH has no part in. So this
+        plansmith is linked there, for environments that have none of their own.
         """
         python = folder / "python"
         python.mkdir(parents=True, exist_ok=True)
         links = {python / name.name: name for name in self.python_backend.iterdir() if name.is_file()}
         links[python / self.stub.name] = self.stub
+        links[python / "plansmith"] = _OWN_PACKAGE
         if self.other_backends is not None:
             for backend in self.other_backends.iterdir():
                 if backend.name != "python":
@@ -131,15 +135,14 @@ class TritonInstall:
                 [self.python, "-m", "compileall", "-q", *files], capture_output=True, timeout=120, check=False
             )
 
-    def can_import(self, module: str, environ: Mapping[str, str]) -> str:
-        """Return "" when the models' Python imports `module`, else the last line of what it says."""
+    def import_failure(self, module: str, backends: Path) -> str:
+        """Return "" when models will be able to import `module`, else the last line of what Python says.
+
+        backends : folder of `link_backends`
+        """
+        program = f"import sys; sys.path.append({str(backends / 'python')!r}); import {module}"
         done = subprocess.run(
-            [self.python, "-c", f"import {module}"],
-            env=self.environ(environ),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+            [self.python, "-I", "-c", program], capture_output=True, text=True, timeout=120, check=False
         )
         return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 

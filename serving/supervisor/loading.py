@@ -65,7 +65,7 @@ def load_all(
                 break
             except TritonError as error:
                 if not (again and any(one in str(error) for one in _PASSING_REASONS) and is_running()):
-                    raise LoadError(f"the model {name} does not load: {error}") from None
+                    raise LoadError(f"the model {name} does not load: {_tidy(str(error))}") from None
             except NoAnswer as error:
                 ended = "" if is_running() else "; the server ended"
                 raise StartError(f"loading the model {name}: {error}{ended}") from None
@@ -111,3 +111,8 @@ def _add(name: str, configs: dict[str, str], order: list[str], outer: tuple[str,
 def steps_of(config: str) -> list[str]:
     """Return the models that an ensemble's configuration names; [] for other models."""
     return _STEP_MODEL.findall(config) if _IS_ENSEMBLE.search(config) else []
+
+
+def _tidy(text: str) -> str:
+    """Return an error of the server without the empty ends that it puts around a model's own."""
+    return text.strip().removesuffix(";").strip()

@@ -142,7 +142,8 @@ class Supervisor:
         """Refuse at once what would fail in every model: a Python without plansmith."""
         files = [one for repository in self._options.repositories for one in repository.glob("*/*/model.py")]
         if any("plansmith" in one.read_text(encoding="utf-8", errors="replace") for one in files):
-            failure = self._install.can_import("plansmith.runtime.engine", os.environ)
+            backends = self._install.link_backends(self._options.state_dir / "backends")
+            failure = self._install.import_failure("plansmith.runtime.engine", backends)
             if failure:
                 raise UnsupportedError(
                     f"the models need plansmith, which {self._install.python} cannot import ({failure}); install "
