@@ -41,8 +41,8 @@ class BatchBuilder {
       : BatchBuilder(static_cast<size_t>(max_batch_size), static_cast<size_t>(max_num_tokens),
                      static_cast<size_t>(max_blocks_per_seq)) {}
 
-  // Context sequences first, then generation with its drafts, each in the plan's order. Valid until
-  // the next call.
+  // Context sequences first, then generation, each in the plan's order and with its drafts. Valid
+  // until the next call.
   const psm_batch& Build(const StepPlan& plan) {
     num_tokens_ = num_seqs_ = num_rows_ = 0;
     has_adapters_ = false;
@@ -85,7 +85,7 @@ class BatchBuilder {
   void Measure(const StepPlan& plan) {
     size_t stride = 0, num_seqs = plan.context.size(), num_tokens = 0;
     for (const ScheduledSeq& seq : plan.context) {
-      num_tokens += static_cast<size_t>(seq.num_tokens);
+      num_tokens += static_cast<size_t>(seq.num_tokens) + seq.request->draft.size();
       stride = std::max(stride, seq.request->kv.blocks.size());
     }
     for (const ScheduledSeq& seq : plan.generation) {
@@ -116,7 +116,10 @@ class BatchBuilder {
     const ContextRows rows(request, begin, end);
     for (int32_t p = rows.context_begin; p < rows.context_end; ++p) AddRow(base + p - begin);
     if (rows.last_is_extra) AddRow(base + seq.num_tokens - 1);
-    EndSequence(request, request.kv, end, base);
+    const int32_t num_draft = static_cast<int32_t>(request.draft.size());
+    AddTokens(request.draft.data(), end, num_draft);
+    for (int32_t i = 0; i < num_draft; ++i) AddRow(base + seq.num_tokens + i);
+    EndSequence(request, request.kv, end + num_draft, base);
   }
 
   void AddGeneration(const ScheduledSeq& seq) {

@@ -108,7 +108,7 @@ psm_status psm_engine_step(psm_engine* engine, int32_t* did_work) {
 
 void psm_request_init(psm_request* request) {
   if (request == nullptr) return;
-  constexpr size_t kSize = PSM_REQUEST_SIZE;
+  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_request, guide);
   const psm_request defaults = plansmith::DefaultRequest();
   std::memcpy(request, &defaults, kSize);
   request->struct_size = kSize;

@@ -72,9 +72,8 @@ Engine::Engine(const EngineConfig& config)
              kv_.BlocksFor(config.info.max_seq_len)),
       stats_(config),
       copy_ns_per_block_(static_cast<double>(config.kv_bytes_per_block) / kAssumedCopyBytesPerNs) {
-  if (config.options.draft_mode != PSM_DRAFT_OFF) {
-    speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_, &step_cost_);
-  }
+  speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_, &step_cost_);
+  NoteDrafts();
   LearnCosts();
   published_ = stats_.totals();
   OpenExecutor(config_, config_.executor, "the executor");
@@ -145,6 +144,7 @@ uint64_t Engine::Enqueue(std::vector<std::unique_ptr<Request>>* sequences) {
       request->adapter_slot = slot;
       if (config_.options.enable_block_reuse == 0) request->prefix_key.private_id = id;
       num_guided_ += request->guide != nullptr;
+      num_with_drafts_ += !request->caller_draft.empty();
       inbox_.push_back(request.get());
     }
     num_live_ += n;

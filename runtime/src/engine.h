@@ -109,6 +109,7 @@ class Engine {
   void FailAll(psm_status status, const char* message);
   void PublishQueued();
   void BuryRetired();
+  void NoteDrafts();
   void Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns);
 
   // engine_advance.cc
@@ -144,6 +145,7 @@ class Engine {
   std::unordered_map<uint64_t, LiveRequest> requests_;  // by public id; all that have not ended
   size_t num_live_ = 0;                                 // sequences of them
   size_t num_guided_ = 0;                               // of num_live_
+  size_t num_with_drafts_ = 0;                          // of num_live_: from their callers
   std::vector<Request*> inbox_;
   std::vector<LiveRequest*> cancels_;  // each once, in requests_
   int32_t num_waiting_ = 0;  // sequences in the inbox or queued: what max_queue_size limits
@@ -158,7 +160,8 @@ class Engine {
   Sampler sampler_;
   GuideThread guides_;
   StepCost step_cost_;
-  std::unique_ptr<Speculator> speculator_;  // NULL = off
+  std::unique_ptr<Speculator> speculator_;
+  bool drafts_ = false;  // whether there is anything for the speculator to do
   BatchBuilder batch_;
   StepStats stats_;
   double copy_ns_per_block_;  // to or from the host

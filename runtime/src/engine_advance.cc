@@ -50,7 +50,8 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
   const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
   const int32_t end = request->num_computed;
   const ContextRows wanted(*request, end - seq.num_tokens, end);
-  const int32_t num_rows = wanted.context_end - wanted.context_begin + wanted.last_is_extra;
+  const int32_t num_rows =
+      wanted.context_end - wanted.context_begin + wanted.last_is_extra + seq.num_draft;
   PublishBlocks(request, wanted.reaches_last);
   try {
     for (int32_t p = wanted.context_begin; p < wanted.context_end; ++p, rows += vocab_size) {
@@ -63,8 +64,7 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
       request->beams->Start(last, &sampler_, &kv_, request);
       FinishBeamsIfDone(request);
     } else {
-      const int32_t reason = DrawToken(request, last, 0);
-      if (reason != PSM_FINISH_NOT_FINISHED) Finish(request, reason);
+      Verify(request, last);
     }
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());

@@ -104,7 +104,7 @@ bool Engine::StepWork() {
   TakeInbox();
   ExpireOverdue(begin_ns);
   kv_.SetNow(begin_ns);
-  if (speculator_ != nullptr) speculator_->PlanLengths(scheduler_.running());
+  if (drafts_) speculator_->PlanLengths(scheduler_.running());
   StepPlan& plan = scheduler_.Next();
   if (plan.empty()) {
     Publish(false, begin_ns, machine_begin_ns);
@@ -127,7 +127,7 @@ bool Engine::StepWork() {
 }
 
 bool Engine::DraftAndExecute(StepPlan* plan, const float** logits, std::string* error) {
-  if (speculator_ != nullptr) {
+  if (drafts_) {
     const int64_t draft_begin_ns = NowNs();
     const DraftOutcome outcome = speculator_->Draft(plan);  // first: arguments have no order
     stats_.AddDrafts(outcome, NowNs() - draft_begin_ns);
@@ -152,6 +152,7 @@ void Engine::TakeInbox() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (inbox_.empty() && cancels_.empty()) return;
     ReserveForLive();
+    NoteDrafts();
     taken_.swap(inbox_);
     taken_cancels_.swap(cancels_);
   }
@@ -171,8 +172,13 @@ void Engine::TakeInbox() {
 // With mutex_ held.
 void Engine::ReserveForLive() {
   const size_t max_batch_size = static_cast<size_t>(config_.info.max_batch_size);
-  const size_t tokens_each =
-      speculator_ == nullptr ? 1 : 1 + static_cast<size_t>(config_.options.max_draft_len);
+  const size_t max_num_tokens = static_cast<size_t>(config_.info.max_num_tokens);
+  const size_t tokens_each = config_.options.draft_mode == PSM_DRAFT_OFF
+                                 ? 1
+                                 : 1 + static_cast<size_t>(config_.options.max_draft_len);
+  // With drafts from callers, as many as a step has rows.
+  size_t num_tokens = tokens_each * std::min(num_live_, max_batch_size);
+  if (num_with_drafts_ > 0) num_tokens = std::max(num_tokens, max_num_tokens);
   scheduler_.Reserve(num_live_);
   deadlines_.Reserve(num_live_);
   guides_.Reserve(num_guided_);
@@ -180,9 +186,13 @@ void Engine::ReserveForLive() {
   ReserveAtLeast(&dead_, dead_.size() + requests_.size());
   // Tokens for each running request, the rows of a context (each is a token of the step), and the
   // end of every request. A beam search that ends makes room for its beams by itself.
-  num_usual_events_ = num_live_ + tokens_each * std::min(num_live_, max_batch_size) +
-                      static_cast<size_t>(config_.info.max_num_tokens);
+  num_usual_events_ = num_live_ + num_tokens + max_num_tokens;
   ReserveAtLeast(&new_events_, new_events_.size() + num_usual_events_);
+}
+
+// With mutex_ held.
+void Engine::NoteDrafts() {
+  drafts_ = config_.options.draft_mode != PSM_DRAFT_OFF || num_with_drafts_ > 0;
 }
 
 void Engine::ExpireOverdue(int64_t now_ns) {
@@ -294,6 +304,7 @@ void Engine::BuryRetired() {
   for (const Request* request : retired_) {
     --num_live_;
     num_guided_ -= request->guide != nullptr;
+    num_with_drafts_ -= !request->caller_draft.empty();
     --request->group->num_live;
   }
   cancels_.erase(std::remove_if(cancels_.begin(), cancels_.end(), has_ended), cancels_.end());
@@ -304,6 +315,7 @@ void Engine::BuryRetired() {
     dead_.push_back(std::move(found->second));
     requests_.erase(found);
   }
+  NoteDrafts();
   retired_.clear();  // at once: without memory for the events, Publish comes again
 }
 

@@ -5,6 +5,16 @@
 
 namespace plansmith {
 
+int32_t Request::CallerDraftLeft() {
+  const int32_t n = num_output();
+  const int32_t size = static_cast<int32_t>(caller_draft.size());
+  if (n >= size) return 0;
+  int32_t& right = num_caller_draft_right;
+  while (right < n && output()[right] == caller_draft[static_cast<size_t>(right)]) ++right;
+  if (right < n) return 0;
+  return std::max(0, std::min({size - n, max_caller_draft, max_len() - num_tokens() - 1}));
+}
+
 int32_t FinishReason(const Request& request) {
   const SamplingParams& params = request.params;
   const int32_t n = request.num_output();

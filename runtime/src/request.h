@@ -39,6 +39,9 @@ struct SamplingParams {
   uint64_t seed = 0;
   int32_t min_tokens = 0;
   int32_t num_logprobs = 0;
+  int32_t no_repeat_ngram_size = 0;  // 0 = off
+  std::vector<float> top_p_after;    // [i] top_p behind i tokens; empty = top_p
+  int32_t top_p_reset_id = -1;       // counting begins anew behind it; -1 = none
   psm_logits_processor logits_processor = nullptr;
   void* logits_processor_self = nullptr;
   std::vector<int32_t> end_ids;
@@ -69,6 +72,8 @@ struct DraftState {
   int32_t idle_steps = 0;    // since it was last drafted for
   int32_t probe_after = 0;   // idle steps before the next try
   int32_t base = -1;         // num_tokens() when the draft model drafted; -1 = it has not
+  bool is_callers = false;   // the drafts of the coming step are the caller's
+  int32_t num_callers = 0;   // so many of them are planned
 };
 
 // One sequence of a request (all its beams, with beam search): num_return_sequences of them go
@@ -113,7 +118,10 @@ struct Request {
   std::unique_ptr<Guide> guide;       // NULL = free
   int32_t max_draft_len = 0;
   DraftState spec;
-  std::vector<int32_t> draft;  // proposed for the coming step; capacity max_draft_len
+  std::vector<int32_t> draft;          // proposed for the coming step; sized for all that may be
+  std::vector<int32_t> caller_draft;   // what the caller thinks the output begins with
+  int32_t max_caller_draft = 0;        // most of it in a step
+  int32_t num_caller_draft_right = 0;  // of it; the output's beginning as far as looked at
 
   // The id that the caller knows.
   uint64_t public_id() const { return group == nullptr ? id : group->id; }
@@ -126,6 +134,10 @@ struct Request {
   bool wants_context_rows() const { return num_prompt_logprobs >= 0 || return_context_logits; }
   // Sequences it runs as in a step.
   int32_t width() const { return beams == nullptr ? 1 : beams->width(); }
+
+  // Draft tokens of the caller that a step may verify next: what caller_draft has behind the
+  // output, as long as that is its beginning. The last token of the request's length needs none.
+  int32_t CallerDraftLeft();
 
   // The next token, and taking it back (a draft that was only tried).
   void PushToken(int32_t token) {

@@ -16,6 +16,9 @@ namespace {
   throw StatusError(PSM_ERROR_INVALID_ARGUMENT, message);
 }
 
+// Most draft tokens of the caller in a step with a guide, which has a mask for each.
+constexpr int32_t kMaxGuidedDraft = 64;
+
 // One request on its way in.
 class RequestChecker {
  public:
@@ -63,8 +66,26 @@ class RequestChecker {
                                                     static_cast<int32_t>(num_ends));
     }
     request->max_draft_len = DraftLength();
-    request->draft.reserve(static_cast<size_t>(request->max_draft_len));
+    CopyDraft(request.get());
+    request->draft.reserve(static_cast<size_t>(DraftsAtMost(*request)));
     return request;
+  }
+
+  static int32_t DraftsAtMost(const Request& request) {
+    return std::max(request.max_draft_len, request.max_caller_draft);
+  }
+
+  // Nothing follows an end id, and the last token needs no draft.
+  void CopyDraft(Request* request) const {
+    Ids("draft_ids", r_.draft_ids, r_.num_draft_ids);
+    const std::vector<int32_t>& ends = request->params.end_ids;
+    const int32_t* end =
+        std::find_first_of(r_.draft_ids, r_.draft_ids + r_.num_draft_ids, ends.begin(), ends.end());
+    const int32_t n = std::min(static_cast<int32_t>(end - r_.draft_ids), r_.max_tokens - 1);
+    request->caller_draft.assign(r_.draft_ids, r_.draft_ids + n);
+    request->max_caller_draft = std::min({n, info_.max_num_tokens - 1, info_.max_logits_rows - 1});
+    if (r_.guide != nullptr)
+      request->max_caller_draft = std::min(request->max_caller_draft, kMaxGuidedDraft);
   }
 
   int32_t DraftLength() const {
@@ -76,7 +97,7 @@ class RequestChecker {
   // The first sequence has the caller's guide, the others clones.
   void AddGuides(std::vector<std::unique_ptr<Request>>* sequences) const {
     if (r_.guide == nullptr) return;
-    const int32_t drafts = sequences->front()->max_draft_len;
+    const int32_t drafts = DraftsAtMost(*sequences->front());
     std::vector<std::unique_ptr<Guide>> clones;
     auto first = std::make_unique<Guide>(*r_.guide, info_.vocab_size, drafts);
     try {
@@ -117,6 +138,8 @@ class RequestChecker {
     p->top_k = r_.top_k;
     p->top_p = r_.top_p;
     p->min_p = r_.min_p;
+    p->no_repeat_ngram_size = r_.no_repeat_ngram_size;
+    SetTopPDecay(p);
     p->repetition_penalty = r_.repetition_penalty;
     p->presence_penalty = r_.presence_penalty;
     p->frequency_penalty = r_.frequency_penalty;
@@ -130,6 +153,21 @@ class RequestChecker {
     CopyBias(p);
     p->bad_words = Words("bad_words", r_.bad_words);
     p->stop_words = Words("stop_words", r_.stop_words);
+  }
+
+  // All values that top_p takes, up to the first that stays. In float32, one multiplication a
+  // token, as the older stack has it.
+  void SetTopPDecay(SamplingParams* p) const {
+    if (r_.top_p_decay == 0.0f) return;
+    p->top_p_reset_id = r_.top_p_reset_id;
+    std::vector<float>& values = p->top_p_after;
+    values.push_back(r_.top_p);
+    for (int32_t i = 1; i < r_.max_tokens; ++i) {
+      const float next = std::max(values.back() * r_.top_p_decay, r_.top_p_min);
+      if (next == values.back()) break;
+      values.push_back(next);
+    }
+    if (values.size() == 1) values.clear();
   }
 
   void CopyBias(SamplingParams* p) const {
@@ -219,6 +257,7 @@ psm_request DefaultRequest() {
   r.decode_retention_duration_ms = -1;
   r.num_prompt_logprobs = -1;
   r.max_draft_len = -1;
+  r.top_p_reset_id = -1;
   return r;
 }
 
@@ -265,7 +304,13 @@ std::vector<std::unique_ptr<Request>> CheckRequest(const psm_request& request,
                                  END(max_draft_len),
                                  END(logits_processor),
                                  END(logits_processor_self),
-                                 END(guide)};
+                                 END(guide),
+                                 END(draft_ids),
+                                 END(num_draft_ids),
+                                 END(no_repeat_ngram_size),
+                                 END(top_p_decay),
+                                 END(top_p_min),
+                                 END(top_p_reset_id)};
 #undef END
   const psm_request full = ReadStruct("psm_request", &request, DefaultRequest(), ends);
   return RequestChecker(full, config).Make();

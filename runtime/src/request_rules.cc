@@ -79,6 +79,18 @@ class FieldRules {
     if (r_.top_k < 0) Invalid(Format("top_k is %d, wanted 0 (all) or more", r_.top_k));
     Range("top_p", r_.top_p, r_.top_p > 0.0f && r_.top_p <= 1.0f,
           "more than 0 and at most 1 (1 = off)");
+    Range("top_p_decay", r_.top_p_decay, r_.top_p_decay >= 0.0f && r_.top_p_decay <= 1.0f,
+          "more than 0 and at most 1, or 0 (off)");
+    Range("top_p_min", r_.top_p_min, r_.top_p_min >= 0.0f && r_.top_p_min <= 1.0f, "0 to 1");
+    if (r_.top_p_decay != 0.0f &&
+        (r_.top_p_reset_id < -1 || r_.top_p_reset_id >= info_.vocab_size)) {
+      Invalid(Format("top_p_reset_id is %d, wanted -1 (none) or a token id from 0 to %d",
+                     r_.top_p_reset_id, info_.vocab_size - 1));
+    }
+    if (r_.no_repeat_ngram_size < 0) {
+      Invalid(
+          Format("no_repeat_ngram_size is %d, wanted 0 (off) or more", r_.no_repeat_ngram_size));
+    }
     Range("min_p", r_.min_p, r_.min_p >= 0.0f && r_.min_p <= 1.0f, "0 (off) to 1");
     Range("repetition_penalty", r_.repetition_penalty, r_.repetition_penalty > 0.0f,
           "more than 0 (1 = off)");
@@ -115,9 +127,12 @@ class FieldRules {
         {r_.num_return_sequences > 1, "num_return_sequences; ask for a wider beam_width instead"},
         {r_.guide != nullptr, "a guide; use num_return_sequences with it"},
         {r_.max_draft_len > 0, "max_draft_len: beams are not drafted for; leave it -1 or 0"},
+        {r_.num_draft_ids > 0, "draft_ids: beams are not drafted for; leave them out"},
         {r_.return_generation_logits != 0 || r_.return_context_logits != 0,
          "logits outputs; leave them 0"},
         {r_.num_prompt_logprobs >= 0, "num_prompt_logprobs; leave it -1"},
+        {r_.top_p_decay != 0.0f && (r_.top_p_decay != 1.0f || r_.top_p_min != 0.0f),
+         "top_p_decay or top_p_min: beams do not sample; leave them out"},
         {r_.top_p != 1.0f || r_.min_p != 0.0f || r_.top_k > 1,
          "top_k, top_p or min_p: beams do not sample; leave them at their defaults"},
         {!config_.can_copy, "this executor, which cannot copy blocks (copy_blocks)"},

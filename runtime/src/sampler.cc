@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "repeat_ngram.h"
 #include "rng.h"
 #include "status.h"
 
@@ -130,6 +131,18 @@ void Penalize(const Request& request, float* l) {
   }
 }
 
+// top_p of the coming token: a function of the output alone, so drafts and pauses do not show.
+float TopP(const Request& request) {
+  const SamplingParams& p = request.params;
+  if (p.top_p_after.empty()) return p.top_p;
+  const int32_t last = static_cast<int32_t>(p.top_p_after.size()) - 1;  // stays from there on
+  const int32_t most = std::min(last, request.num_output());
+  const int32_t* end = request.output() + request.num_output();
+  int32_t i = 0;
+  while (i < most && end[-1 - i] != p.top_p_reset_id) ++i;
+  return p.top_p_after[static_cast<size_t>(i)];
+}
+
 // The n <= 32 logits whose bits are set can no longer be drawn. Most words of a mask are all ones
 // or all zeros.
 void Forbid(uint32_t bits, int32_t n, float* logits) {
@@ -215,12 +228,12 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
         Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words, "
-               "min_tokens, guide or logits processor",
+               "no_repeat_ngram_size, min_tokens, guide or logits processor",
                static_cast<unsigned long long>(request.public_id()), request.num_output()));
   }
   out->token = params.greedy()
                    ? best
-                   : DrawFrom(adjusted, max, params,
+                   : DrawFrom(adjusted, max, params, TopP(request),
                               DrawKey(params.seed, static_cast<uint32_t>(request.num_output())));
   out->num_top = 0;
   if (params.num_logprobs > 0) LogProbs(logits, raw_max, params.num_logprobs, out);
@@ -230,8 +243,9 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
 const float* Sampler::Adjust(const float* logits, const Request& request, const uint32_t* mask) {
   const SamplingParams& p = request.params;
   const bool below_min_tokens = request.num_output() < p.min_tokens && !p.end_ids.empty();
-  if (!p.has_penalties() && p.logit_bias.empty() && p.bad_words.size() == 0 && !below_min_tokens &&
-      p.logits_processor == nullptr && mask == nullptr)
+  if (!p.has_penalties() && p.logit_bias.empty() && p.bad_words.size() == 0 &&
+      p.no_repeat_ngram_size == 0 && !below_min_tokens && p.logits_processor == nullptr &&
+      mask == nullptr)
     return logits;
 
   float* l = adjusted_.data();
@@ -248,6 +262,7 @@ const float* Sampler::Adjust(const float* logits, const Request& request, const 
     const auto [word, n] = p.bad_words.word(i);
     if (EndsWith(request, word, n - 1)) l[word[n - 1]] = kNegInf;
   }
+  ForbidRepeatedNgrams(request.tokens, p.no_repeat_ngram_size, l);
   if (below_min_tokens) {
     for (int32_t id : p.end_ids) l[id] = kNegInf;
   }
@@ -267,20 +282,19 @@ void Sampler::RunProcessor(const Request& request, float* logits) const {
   }
 }
 
-int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& params,
+int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& params, float top_p,
                           const PhiloxKey& key) {
   const float temperature = params.temperature;
   float* z = z_.data();
   // Relative to the best first: a small temperature cannot overflow then.
   for (int32_t i = 0; i < vocab_size_; ++i) z[i] = (logits[i] - max) / temperature;
   const bool cut_k = params.top_k > 0 && params.top_k < vocab_size_;
-  const bool cut_p = params.top_p < 1.0f;
+  const bool cut_p = top_p < 1.0f;
   if (!cut_k && !cut_p) return RaceAll(params.min_p, key);
 
-  size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(params.top_p);
+  size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(top_p);
   if (cut_k && cut_p) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
-  if (cut_p)
-    n = KeepTopP(n, cut_k ? CandidateSum(n) : Sum(weights_.data(), vocab_size_), params.top_p);
+  if (cut_p) n = KeepTopP(n, cut_k ? CandidateSum(n) : Sum(weights_.data(), vocab_size_), top_p);
   Race race(params.min_p);
   for (size_t i = 0; i < n; ++i) {
     const auto [token_z, id] = candidates_[i];

@@ -1,10 +1,11 @@
 // From one row of logits to one token.
 //
 // Order: logits processor, mask, penalties (repetition over prompt and output, presence and
-// frequency over the output), logit bias, bad words, min_tokens (end ids forbidden), temperature,
-// top_k, top_p (over what top_k left), min_p, draw. Each row is handled by itself and in a fixed
-// order of additions, so the token depends on the row and the request alone. No libm function with
-// rounding of its own takes part, so equal logits give equal tokens on every machine.
+// frequency over the output), logit bias, bad words, repeated n-grams, min_tokens (end ids
+// forbidden), temperature, top_k, top_p (over what top_k left), min_p, draw. Each row is handled by
+// itself and in a fixed order of additions, so the token depends on the row and the request alone.
+// No libm function with rounding of its own takes part, so equal logits give equal tokens on every
+// machine.
 //
 // The draw is an exponential race: of the tokens kept, the one with the least E / w (the lower id
 // of equal ones), w its weight e^z, E = -log(1 - u) and u a uniform number of (seed, output
@@ -102,7 +103,7 @@ class Sampler {
   void CheckRow(const float* logits, const Request& request, float* max, int32_t* best);
   const float* Adjust(const float* logits, const Request& request, const uint32_t* mask);
   void RunProcessor(const Request& request, float* logits) const;
-  int32_t DrawFrom(const float* logits, float max, const SamplingParams& params,
+  int32_t DrawFrom(const float* logits, float max, const SamplingParams& params, float top_p,
                    const PhiloxKey& key);
   int32_t RaceAll(float min_p, const PhiloxKey& key);
   double CandidateSum(size_t n) const;

@@ -118,7 +118,7 @@ class Scheduler {
   bool CanBegin(const Request& request, int32_t begin) const;
   void ScheduleDrafts();
   int32_t DraftsEach(int32_t* left_over) const;
-  int32_t DraftWithinBlocks(const Request& request, int32_t num_draft) const;
+  int32_t DraftWithinBlocks(const ScheduledSeq& seq, int32_t num_draft) const;
 
   // scheduler.cc: the books.
   int32_t BlocksAtLength(const Request& request, int32_t length) const;

@@ -10,8 +10,6 @@
 namespace plansmith {
 namespace {
 
-constexpr int32_t kMaxDraftLen = 64;  // of psm_engine_options.max_draft_len
-
 int32_t NumRows(const ContextRows& rows) {
   return rows.context_end - rows.context_begin + (rows.last_is_extra ? 1 : 0);
 }
@@ -25,11 +23,14 @@ bool HasBeams(const Request& request) {
   return request.beams != nullptr && request.beams->running();
 }
 
-// Draft tokens it can use: the last token of its length needs none.
+// Draft tokens that a generating request can use: the last token of its length needs none.
 int32_t WantedDrafts(const Request& request) {
-  if (request.beams != nullptr) return 0;
-  return std::clamp(std::min(request.spec.want, request.max_len() - request.num_computed - 2), 0,
-                    kMaxDraftLen);
+  if (request.beams != nullptr || request.spec.want == 0) return 0;
+  return std::max(0, std::min(request.spec.want, request.max_len() - request.num_computed - 2));
+}
+
+bool EndsContext(const ScheduledSeq& seq) {
+  return seq.request->num_computed + seq.num_tokens == seq.request->num_tokens();
 }
 
 }  // namespace
@@ -85,10 +86,10 @@ void Scheduler::ScheduleGeneration() {
       }
       Allocate(request, int64_t{request->num_computed} + 1);
     }
-    plan_.generation.push_back({request, 1, 0});
+    plan_.generation.push_back({request, 1, WantedDrafts(*request)});
     budget_ -= request->width();
     rows_ -= request->width();
-    if (request->spec.want > 0) num_wanted_drafts_ += WantedDrafts(*request);
+    num_wanted_drafts_ += plan_.generation.back().num_draft;
   }
 }
 
@@ -263,55 +264,68 @@ bool Scheduler::CanBegin(const Request& request, int32_t begin) const {
   return ContextChunk(request, begin, budget_, may_cut) > 0;
 }
 
-// When not everybody can have what it wants, all get the same number: a first draft token is
-// accepted more often than a second.
+// num_draft is what a sequence wants, and becomes what it gets; a context that ends wants what its
+// caller gave. When not everybody can have what it wants, all get the same number: a first draft
+// token is accepted more often than a second.
 void Scheduler::ScheduleDrafts() {
+  for (ScheduledSeq& seq : plan_.context) {
+    seq.num_draft = EndsContext(seq) ? seq.request->CallerDraftLeft() : 0;
+    num_wanted_drafts_ += seq.num_draft;
+  }
   if (num_wanted_drafts_ == 0) return;
   int32_t left_over = 0;
   const int32_t each = DraftsEach(&left_over);
-  for (ScheduledSeq& seq : plan_.generation) {
-    Request* request = seq.request;
-    const int32_t wanted = WantedDrafts(*request);
-    int32_t n = std::min(wanted, each);
-    if (n < wanted && left_over > 0) {
-      ++n;
-      --left_over;
+  for (auto* seqs : {&plan_.context, &plan_.generation}) {
+    for (ScheduledSeq& seq : *seqs) {
+      int32_t n = std::min(seq.num_draft, each);
+      if (n < seq.num_draft && left_over > 0) {
+        ++n;
+        --left_over;
+      }
+      if (n > 0) n = DraftWithinBlocks(seq, n);
+      seq.num_draft = n;
+      if (n == 0) continue;
+      Allocate(seq.request, int64_t{seq.request->num_computed} + seq.num_tokens + n);
+      budget_ -= n;
+      rows_ -= n;
     }
-    n = DraftWithinBlocks(*request, n);
-    if (n == 0) continue;
-    Allocate(request, int64_t{request->num_computed} + 1 + n);
-    seq.num_draft = n;
-    budget_ -= n;
-    rows_ -= n;
   }
 }
 
 // The most that all can have, and how many get one more.
 int32_t Scheduler::DraftsEach(int32_t* left_over) const {
-  const int32_t available = std::min(budget_, rows_);
-  if (num_wanted_drafts_ <= available) return kMaxDraftLen;
-  int32_t num_wanting[kMaxDraftLen + 1] = {};  // [n]: who want n
-  for (const ScheduledSeq& seq : plan_.generation) ++num_wanting[WantedDrafts(*seq.request)];
-  int32_t takers = static_cast<int32_t>(plan_.generation.size()) - num_wanting[0];
-  int32_t each = 0;
-  *left_over = available;
-  while (*left_over >= takers && each < kMaxDraftLen) {
-    *left_over -= takers;
-    takers -= num_wanting[++each];
+  const int32_t available = std::max(0, std::min(budget_, rows_));
+  if (num_wanted_drafts_ <= available) return num_wanted_drafts_;
+  const auto total = [this](int32_t each) {
+    int64_t sum = 0;
+    for (const auto* seqs : {&plan_.context, &plan_.generation}) {
+      for (const ScheduledSeq& seq : *seqs) sum += std::min(seq.num_draft, each);
+    }
+    return sum;
+  };
+  int32_t low = 0, high = available;
+  while (low < high) {
+    const int32_t each = low + (high - low + 1) / 2;
+    if (total(each) <= available)
+      low = each;
+    else
+      high = each - 1;
   }
-  return each;
+  *left_over = static_cast<int32_t>(available - total(low));
+  return low;
 }
 
 // A draft may fail, so it takes no block that could be missing elsewhere: with MAX_UTILIZATION the
 // contexts' rest and a block for each sequence stay free. With GUARANTEED_NO_EVICT it uses blocks
 // that the request has been promised.
-int32_t Scheduler::DraftWithinBlocks(const Request& request, int32_t num_draft) const {
+int32_t Scheduler::DraftWithinBlocks(const ScheduledSeq& seq, int32_t num_draft) const {
   if (guaranteed()) return num_draft;
+  const Request& request = *seq.request;
   const int64_t block = kv_->tokens_per_block();
   const int64_t spare_blocks = std::max(0, kv_->num_free() - context_debt_ - num_slots_);
   const int64_t end = (static_cast<int64_t>(request.kv.blocks.size()) + spare_blocks) * block;
-  return static_cast<int32_t>(
-      std::min<int64_t>(num_draft, std::max<int64_t>(end - request.num_computed - 1, 0)));
+  return static_cast<int32_t>(std::min<int64_t>(
+      num_draft, std::max<int64_t>(end - request.num_computed - seq.num_tokens, 0)));
 }
 
 }  // namespace plansmith

@@ -47,6 +47,8 @@ struct Speculator::Impl {
   int32_t Probe(Request* request, const DraftCandidate& candidate, const DraftChoice& choice);
   bool WorthCatchingUp(const Request& request, const DraftChoice& choice, double rate) const;
   void LookUp(Request* request) const;
+  static void HoldBackCallers(ScheduledSeq* seq, bool is_callers);
+  void TakeCallers(ScheduledSeq* seq, DraftOutcome* outcome) const;
   void KeepAllowed(Request* request) const;
   void DraftNgrams(StepPlan* plan) const;
   void NoteFailure();
@@ -88,11 +90,18 @@ void Speculator::Impl::Collect(const std::vector<Request*>& running) {
   load = {};
   for (Request* request : running) {
     request->spec.want = 0;
+    request->spec.is_callers = false;
     if (!Generates(*request)) {
       load.num_tokens += request->context_end - request->num_computed;
       continue;
     }
     load.num_sequences += request->width();
+    if (const int32_t left = request->CallerDraftLeft(); left > 0) {
+      request->spec.want = left;
+      request->spec.is_callers = true;
+      load.num_tokens += left;
+      continue;
+    }
     const int32_t limit = Limit(*request);
     if (limit == 0 || candidates.size() == candidates.capacity()) continue;
     const float acceptance = request->spec.acceptance < 0.0f ? prior : request->spec.acceptance;
@@ -181,7 +190,9 @@ void Speculator::Impl::LookUp(Request* request) const {
 
 DraftOutcome Speculator::Draft(StepPlan* plan) {
   Impl& s = *impl_;
-  for (ScheduledSeq& seq : plan->context) seq.request->draft.clear();
+  for (ScheduledSeq& seq : plan->context) Impl::HoldBackCallers(&seq, true);
+  for (ScheduledSeq& seq : plan->generation)
+    Impl::HoldBackCallers(&seq, seq.request->spec.is_callers);
   const int64_t begin_ns = s.NowNs();
   DraftOutcome outcome;
   if (s.model == nullptr) {
@@ -199,8 +210,32 @@ DraftOutcome Speculator::Draft(StepPlan* plan) {
     outcome.num_requests += seq.num_draft > 0 ? 1 : 0;
   }
   if (outcome.num_draft_tokens > 0) s.num_failures = 0;
+  for (auto* seqs : {&plan->context, &plan->generation}) {
+    for (ScheduledSeq& seq : *seqs) s.TakeCallers(&seq, &outcome);
+  }
   outcome.took_ns = s.NowNs() - begin_ns;
   return outcome;
+}
+
+// Whoever drafts for the others sees nothing of a sequence that has its caller's drafts.
+void Speculator::Impl::HoldBackCallers(ScheduledSeq* seq, bool is_callers) {
+  DraftState& spec = seq->request->spec;
+  spec.is_callers = is_callers;
+  spec.num_callers = is_callers ? seq->num_draft : 0;
+  if (!is_callers) return;
+  seq->num_draft = 0;
+  seq->request->draft.clear();
+}
+
+void Speculator::Impl::TakeCallers(ScheduledSeq* seq, DraftOutcome* outcome) const {
+  Request* request = seq->request;
+  if (request->spec.num_callers == 0) return;
+  const auto begin = request->caller_draft.begin() + request->num_output();
+  request->draft.assign(begin, begin + request->spec.num_callers);
+  if (request->guide != nullptr) KeepAllowed(request);
+  seq->num_draft = static_cast<int32_t>(request->draft.size());
+  outcome->num_draft_tokens += seq->num_draft;
+  outcome->num_requests += seq->num_draft > 0 ? 1 : 0;
 }
 
 void Speculator::Impl::DraftNgrams(StepPlan* plan) const {
@@ -236,7 +271,7 @@ void Speculator::Impl::NoteFailure() {
 
 void Speculator::Observe(Request* request, int32_t num_drafted, int32_t num_accepted) {
   Impl& s = *impl_;
-  if (num_drafted == 0) return;
+  if (num_drafted == 0 || request->spec.is_callers) return;
   if (s.model != nullptr) s.model->Observe(*request, num_drafted, num_accepted);
   DraftState& spec = request->spec;
   spec.base = -1;

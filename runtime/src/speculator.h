@@ -31,17 +31,17 @@ struct DraftOutcome {
 // Owned and called by the stepping thread.
 class Speculator {
  public:
-  // config.options.draft_mode is not OFF. Borrows the rest; target_cost is what the
-  // target's steps take, learnt by the engine. The draft executor is open.
+  // With draft_mode OFF there are the callers' own drafts alone. Borrows the rest; target_cost is
+  // what the target's steps take, learnt by the engine. The draft executor is open.
   Speculator(const EngineConfig& config, KvCache* kv, Sampler* sampler, GuideThread* guides,
              const StepCost* target_cost);
   ~Speculator();
 
   // Before scheduling: sets spec.want of every running request that generates (0 = none).
   void PlanLengths(const std::vector<Request*>& running);
-  // After scheduling, before packing: fills request->draft of the plan's generating sequences with
-  // at most num_draft tokens each, and sets num_draft to what there are. The target's blocks for
-  // them are allocated.
+  // After scheduling, before packing: fills request->draft of the plan's sequences with at most
+  // num_draft tokens each (in context the caller's alone), and sets num_draft to what there are.
+  // The target's blocks for them are allocated.
   DraftOutcome Draft(StepPlan* plan);
   // After the step: what became of the drafts of a request.
   void Observe(Request* request, int32_t num_drafted, int32_t num_accepted);

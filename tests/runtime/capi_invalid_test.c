@@ -23,8 +23,9 @@ static psm_engine* engine;
   } while (0)
 
 static psm_request good(void) {
-  psm_request request;
+  psm_request request = {0};
   psm_request_init(&request);
+  request.struct_size = PSM_REQUEST_SIZE;
   request.prompt_ids = prompt;
   request.num_prompt_ids = 5;
   return request;
@@ -107,6 +108,35 @@ static void test_requests(void) {
   BAD(r.priority = 1.5f, BAD_ARG, "priority is 1.5");
   BAD(r.priority = NAN, BAD_ARG, "priority is nan");
   BAD(r.allotted_time_ms = -5, BAD_ARG, "allotted_time_ms is -5");
+}
+
+static void test_fields_of_abi_1_1(void) {
+  enum { BAD_ARG = PSM_ERROR_INVALID_ARGUMENT };
+  const int32_t ids[] = {1, 2, 101};
+  BAD(r.num_draft_ids = -1, BAD_ARG, "draft_ids has the count -1");
+  BAD(r.num_draft_ids = 2, BAD_ARG, "draft_ids is NULL with a count of 2");
+  BAD((r.draft_ids = ids, r.num_draft_ids = 3), BAD_ARG, "draft_ids[2] is 101");
+  BAD((r.draft_ids = ids, r.num_draft_ids = 2, r.beam_width = 2, r.temperature = 0), BAD_ARG,
+      "does not go with draft_ids");
+  BAD(r.no_repeat_ngram_size = -1, BAD_ARG, "no_repeat_ngram_size is -1");
+  BAD(r.top_p_decay = -0.5f, BAD_ARG, "top_p_decay is -0.5");
+  BAD(r.top_p_decay = 1.5f, BAD_ARG, "top_p_decay is 1.5");
+  BAD(r.top_p_decay = NAN, BAD_ARG, "top_p_decay is nan");
+  BAD(r.top_p_min = 1.5f, BAD_ARG, "top_p_min is 1.5");
+  BAD((r.top_p_decay = 0.5f, r.top_p_reset_id = 101), BAD_ARG, "top_p_reset_id is 101");
+  BAD((r.top_p_decay = 0.5f, r.top_p_reset_id = -2), BAD_ARG, "top_p_reset_id is -2");
+  BAD((r.top_p_decay = 0.5f, r.beam_width = 2, r.temperature = 0), BAD_ARG, "top_p_decay");
+
+  /* Of ABI 1.0, as its psm_request_init leaves it: what stands behind is not looked at. */
+  psm_request old;
+  memset(&old, 0xff, sizeof old);
+  psm_request_init(&old);
+  CHECK(old.struct_size == PSM_SIZE_UP_TO_(psm_request, guide));
+  CHECK(old.num_draft_ids == -1 && old.top_p_reset_id == -1); /* not written either */
+  const psm_request from = good();
+  old.prompt_ids = from.prompt_ids;
+  old.num_prompt_ids = from.num_prompt_ids;
+  CHECK_OK(submit(old));
 }
 
 /* An old caller's shorter struct works, a newer caller's longer one works while its new fields are
@@ -376,6 +406,7 @@ int main(void) {
   o.kv_cache_bytes = 20 * 64;
   CHECK_OK(psm_engine_create(&table, &o, &engine));
   test_requests();
+  test_fields_of_abi_1_1();
   test_struct_sizes();
   test_executors();
   test_options();

@@ -22,6 +22,8 @@ plansmith_test(fuzz_test tests/runtime/fuzz_test.cc)
 plansmith_test(step_cost_test tests/runtime/step_cost_test.cc)
 plansmith_test(ngram_test tests/runtime/ngram_test.cc)
 plansmith_test(draft_length_test tests/runtime/draft_length_test.cc)
+plansmith_test(caller_draft_test tests/runtime/caller_draft_test.cc)
+plansmith_test(repeat_ngram_test tests/runtime/repeat_ngram_test.cc)
 plansmith_test(speculator_test tests/runtime/speculator_test.cc)
 plansmith_test(speculation_distribution_test tests/runtime/speculation_distribution_test.cc)
 
@@ -58,7 +60,7 @@ foreach(test header_c_test header_cc_test kv_cache_test kv_events_test kv_evicti
         kv_property_test kv_reuse_test prefix_tree_test
         scheduler_test scheduler_property_test waiting_queue_test sampler_test beam_search_test event_queue_test capi_test
         capi_invalid_test threads_test engine_test simulated_test fuzz_test steady_test step_cost_test
-        ngram_test draft_length_test speculator_test speculation_distribution_test guide_test guide_engine_test
+        ngram_test repeat_ngram_test draft_length_test speculator_test caller_draft_test speculation_distribution_test guide_test guide_engine_test
         capi_shared_test)
   set_tests_properties(${test} PROPERTIES LABELS core ENVIRONMENT
     "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1")

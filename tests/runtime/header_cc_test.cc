@@ -7,7 +7,7 @@
 int main() {
   psm_request request;
   psm_request_init(&request);
-  CHECK(request.struct_size == PSM_REQUEST_SIZE);
+  CHECK(request.struct_size == PSM_SIZE_UP_TO_(psm_request, guide));  // as in ABI 1.0
   CHECK(request.max_tokens == 16 && request.temperature == 1.0f && request.top_p == 1.0f);
   CHECK(request.repetition_penalty == 1.0f && request.priority == 0.5f && request.client_id == 0);
   psm_engine_options options;

@@ -72,6 +72,39 @@ void TestPhilox() {
          PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
+// The nucleus shrinks by a factor a token down to its least, and is whole again behind the reset
+// token. What counts is the output alone, so the values are those of any order of calls.
+void TestTopPDecays() {
+  std::vector<float> logits(100);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = 0.01f * static_cast<float>(i % 7);
+  std::mt19937 random(3);
+  for (int round = 0; round < 200; ++round) {
+    const float top_p = 0.2f + 0.1f * static_cast<float>(random() % 9);
+    const float decay = 0.5f + 0.05f * static_cast<float>(random() % 11);
+    const float least = 0.05f * static_cast<float>(random() % 5);
+    Request request = MakeRequest({5, 6});
+    request.params.temperature = 1.0f;
+    request.params.seed = random();
+    request.params.top_p = top_p;
+    request.params.top_p_reset_id = round % 3 == 0 ? -1 : 4;
+    for (float p = top_p; request.params.top_p_after.size() < 50; p = std::max(p * decay, least))
+      request.params.top_p_after.push_back(p);
+    Request fixed = MakeRequest({5, 6});
+    fixed.params.temperature = 1.0f;
+    fixed.params.seed = request.params.seed;
+    fixed.params.top_p = top_p;
+    for (int i = 0; i < 40; ++i) {
+      CHECK(Token(logits, request) == Token(logits, fixed));
+      const int32_t token = static_cast<int32_t>(random() % 8);
+      request.PushToken(token);
+      fixed.PushToken(token);
+      fixed.params.top_p = token == request.params.top_p_reset_id
+                               ? top_p
+                               : std::max(fixed.params.top_p * decay, least);
+    }
+  }
+}
+
 // Deviations of a chi-square over equally likely cells from its mean (Wilson and Hilferty).
 double ChiSquareSigmas(const std::vector<int>& counts) {
   const double n = std::accumulate(counts.begin(), counts.end(), 0.0);
@@ -574,6 +607,7 @@ void TestNoMemory() {
 }  // namespace
 
 int main() {
+  TestTopPDecays();
   TestPhilox();
   TestDrawBits();
   TestExponential();

@@ -14,7 +14,10 @@ namespace history {
 
 // A request and what its pointers point to.
 struct Ask {
-  Ask() { psm_request_init(&request); }
+  Ask() : request{} {
+    psm_request_init(&request);
+    request.struct_size = PSM_REQUEST_SIZE;
+  }
   const psm_request& Get() {
     request.prompt_ids = prompt.data();
     request.num_prompt_ids = static_cast<int32_t>(prompt.size());
@@ -22,14 +25,17 @@ struct Ask {
     request.num_end_ids = static_cast<int32_t>(end_ids.size());
     request.stop_words = {stop_ids.data(), stop_ends.data(),
                           static_cast<int32_t>(stop_ends.size())};
+    request.draft_ids = draft.data();
+    request.num_draft_ids = static_cast<int32_t>(draft.size());
     return request;
   }
   psm_request request;
-  std::vector<int32_t> prompt, end_ids, stop_ids, stop_ends;
+  std::vector<int32_t> prompt, end_ids, stop_ids, stop_ends, draft;
 };
 
 struct Result {
   std::vector<int32_t> tokens;
+  std::vector<float> logprobs;  // 0 where they were not asked for
   int32_t finish_reason = 0;
   psm_status status = PSM_OK;
   bool done = false;
@@ -122,9 +128,11 @@ class Engine {
   void Take(const psm_event& e) {
     Result& r = results_[{e.request_id, e.sequence_idx}];
     CHECK(!r.done);
+    if (e.kind == PSM_EVENT_CONTEXT) return;
     if (e.kind == PSM_EVENT_TOKEN) {
       CHECK(e.output_idx == static_cast<int32_t>(r.tokens.size()));
       r.tokens.push_back(e.token_id);
+      r.logprobs.push_back(e.logprob);
       return;
     }
     r.done = true;
@@ -140,15 +148,19 @@ class Engine {
 };
 
 // What the target alone gives.
-inline std::vector<int32_t> Plain(Ask ask, const Model& model = {}) {
+inline Result PlainResult(Ask ask, const Model& model = {}) {
   Setup setup;
   setup.model = model;
   ask.request.num_return_sequences = 1;
+  ask.draft.clear();
   Engine engine(setup);
   const uint64_t id = engine.Submit(&ask);
   engine.Drain();
   CHECK(engine.Of(id).done && engine.Of(id).status == PSM_OK);
-  return engine.Of(id).tokens;
+  return engine.Of(id);
+}
+inline std::vector<int32_t> Plain(const Ask& ask, const Model& model = {}) {
+  return PlainResult(ask, model).tokens;
 }
 
 }  // namespace history

@@ -50,6 +50,12 @@ Ask RandomAsk(Random* random, int32_t vocab_size, int32_t max_prompt) {
   if (pick(3) == 0) r.frequency_penalty = 0.5f;
   if (pick(3) == 0) r.presence_penalty = -0.4f;
   if (pick(4) == 0) r.num_logprobs = 2;
+  if (pick(4) == 0 && vocab_size > 5) r.no_repeat_ngram_size = 2 + pick(3);
+  if (pick(3) == 0) {
+    r.top_p_decay = 0.7f;
+    r.top_p_min = pick(2) ? 0.1f : 0.0f;
+    r.top_p_reset_id = pick(3) - 1;
+  }
   if (pick(3) == 0) ask.end_ids = {pick(vocab_size), pick(vocab_size)};
   if (pick(3) == 0) {
     r.min_tokens = pick(r.max_tokens);

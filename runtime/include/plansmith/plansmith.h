@@ -69,7 +69,7 @@ extern "C" {
 /* ---------------------------------------------------------------- versions, status, errors */
 
 /* Major changes break the ABI, minor ones append. */
-enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 0 };
+enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 1 };
 
 /* major * 1000 + minor of the library that is loaded. Any thread. */
 PSM_API int32_t psm_abi_version(void);
@@ -135,8 +135,8 @@ typedef struct psm_model_info {
  * recomputed after a pause) first, then generating ones (query_lens 1, or 1 + the draft tokens to
  * verify); the order within is the scheduler's and changes from step to step. A sequence has a row
  * of logits when the step reaches its last known token: every generating one (one row for each of
- * its tokens), and the one that ends its context; all rows of a context whose logits were asked
- * for. */
+ * its tokens), and the one that ends its context (which may have draft tokens behind it too, each
+ * with its row); all rows of a context whose logits were asked for. */
 typedef struct psm_batch {
   size_t struct_size;
   int32_t num_tokens;           /* T = sum of query_lens; 1 <= T <= max_num_tokens */
@@ -461,8 +461,8 @@ enum { PSM_EARLY_STOPPING_NO = 0, PSM_EARLY_STOPPING_YES = 1, PSM_EARLY_STOPPING
 
 /* One request. Set it up with psm_request_init (the defaults stand beside the fields). The logits
  * of a token go through the logits processor, the guide, the penalties, logit_bias, bad_words,
- * min_tokens, temperature, top_k, top_p (over what top_k left) and min_p, in this order, before the
- * draw. */
+ * no_repeat_ngram_size, min_tokens, temperature, top_k, top_p (over what top_k left) and min_p, in
+ * this order, before the draw. */
 typedef struct psm_request {
   size_t struct_size;
   const int32_t* prompt_ids; /* [num_prompt_ids] token ids, 0 <= id < V */
@@ -524,6 +524,24 @@ typedef struct psm_request {
   psm_logits_processor logits_processor; /* NULL */
   void* logits_processor_self;           /* must live until the request's last event */
   const psm_guide* guide;                /* NULL. The engine owns it when the submission succeeds */
+
+  /* ABI 1.1: set struct_size to PSM_REQUEST_SIZE and all of these; all zero = none of it.
+   *
+   * What the caller thinks the output begins with (the old draft_input_ids): drafts like those of
+   * draft_mode, whatever that is, so they change the time and nothing else. As long as the output
+   * is their beginning, the rest is verified: first in the step that ends the prompt, so n of them
+   * that are right give n + 1 tokens there. Neither max_draft_len nor adaptive_draft_len bounds
+   * them, the limits of a step do, and with a guide 64 a step. Those beyond max_tokens - 1 or an
+   * end id are not used. Each of num_return_sequences uses them; not with beams. NULL */
+  const int32_t* draft_ids;
+  int32_t num_draft_ids;
+  /* No token may complete an n-gram of this size that is in prompt and output already. 0 = off */
+  int32_t no_repeat_ngram_size;
+  /* After each token top_p becomes max(top_p * top_p_decay, top_p_min); after top_p_reset_id it is
+   * top_p again. (0, 1], 0 = off; [0, 1]; -1 = none, not looked at when off */
+  float top_p_decay;
+  float top_p_min;
+  int32_t top_p_reset_id;
 } psm_request;
 
 /* Fill *request with the defaults (see psm_engine_options_init). NULL is ignored. Any thread. */
@@ -762,7 +780,7 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 #define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
 #define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)
 #define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, draft_executor)
-#define PSM_REQUEST_SIZE PSM_SIZE_UP_TO_(psm_request, guide)
+#define PSM_REQUEST_SIZE PSM_SIZE_UP_TO_(psm_request, top_p_reset_id)
 #define PSM_ENGINE_STATS_SIZE PSM_SIZE_UP_TO_(psm_engine_stats, copy_time_ns)
 
 #if defined(__cplusplus) && !defined(PSM_CDEF)
