@@ -23,6 +23,9 @@ from .triton_reply import TritonReply, request_parameters, request_tensors
 
 __all__ = ["TritonPythonModel"]
 
+# Request parameter: an empty answer at once. Of a request that a model makes, the server waits for the first answer
+# with one of few threads (32 an instance), so that as many long prompts would hold up all others.
+ACKNOWLEDGE = "acknowledge"
 # Triton waits for open requests before it finalizes; what is open even so has had its time.
 _DRAIN_S = 5.0
 
@@ -80,8 +83,10 @@ class TritonPythonModel:
             self._host.stop(reply.request_id)
             reply.send({}, final=True)
             return
-        rows = read_rows(tensors, request_parameters(request), self._defaults)
-        self._host.submit(rows, reply)
+        parameters = request_parameters(request)
+        if parameters.pop(ACKNOWLEDGE, False) and self._settings.is_decoupled:
+            reply.send({}, final=False)
+        self._host.submit(read_rows(tensors, parameters, self._defaults), reply)
 
 
 def _defaults(settings: Settings, engine: Engine) -> RowDefaults:

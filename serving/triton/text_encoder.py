@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,18 @@ class TextEncoder:
     """Encodes the texts of requests. Any thread.
 
     add_special_tokens : those of the tokenizer's own template (mostly a BOS) around prompts; words never have them
+    names : what the inputs are called where not as those of `preprocessing`
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        add_special_tokens: bool = True,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._names = names or {}
         self._add_special_tokens = add_special_tokens
         end_ids = tokenizer.eos_token_ids
         self._end_id = self._special_id("eos_token", end_ids[0] if end_ids else _NO_ID)
@@ -36,29 +45,35 @@ class TextEncoder:
         tensors : its inputs by name, [B, ...]; of a model without batches, [...], and so are the outputs then
         raises : UnsupportedError for images and videos, InvalidArgumentError and ShapeError naming the input
         """
-        for name in _IMAGES:
+        for name in map(self._name, _IMAGES):
             if name in tensors and tensors[name].size:
                 raise UnsupportedError(
                     f"{name} is of a multimodal model, and this engine takes text only; leave it out"
                 )
-        if "QUERY" not in tensors or tensors["QUERY"].size == 0:
-            raise InvalidArgumentError("QUERY is missing or empty; send a prompt, [B, 1] BYTES")
-        num_rows = tensors["QUERY"].shape[0]
+        query, output_len = self._name("QUERY"), self._name("REQUEST_OUTPUT_LEN")
+        if query not in tensors or tensors[query].size == 0:
+            raise InvalidArgumentError(f"{query} is missing or empty; send a prompt, [B, 1] BYTES")
+        num_rows = tensors[query].shape[0]
         outputs = self._prompts(tensors, num_rows) | self._words(tensors, num_rows)
-        if "REQUEST_OUTPUT_LEN" in tensors:
-            outputs["REQUEST_OUTPUT_LEN"] = tensors["REQUEST_OUTPUT_LEN"].reshape(num_rows, -1)
-        if tensors["QUERY"].ndim == 1:
+        lengths = read_numbers(tensors, output_len, num_rows)
+        if lengths is not None:
+            outputs["REQUEST_OUTPUT_LEN"] = np.array(lengths, np.int32)
+        if tensors[query].ndim == 1:
             outputs = {name: array[0] for name, array in outputs.items()}
         return outputs
 
     def _prompts(self, tensors: Tensors, num_rows: int) -> dict[str, NDArray[Any]]:
-        end_ids = self._ids(tensors, "END_ID", num_rows, self._end_id)
-        pad_ids = self._ids(tensors, "PAD_ID", num_rows, self._pad_id)
-        prompts = [self._encode("".join(texts)) for texts in read_texts(tensors, "QUERY", num_rows)]
+        end_ids = self._ids(tensors, self._name("END_ID"), num_rows, self._end_id)
+        pad_ids = self._ids(tensors, self._name("PAD_ID"), num_rows, self._pad_id)
+        prompts = [
+            self._encode("".join(texts)) for texts in read_texts(tensors, self._name("QUERY"), num_rows)
+        ]
         # Models of an encoder and a decoder are not served; others have one token that nobody reads.
         decoders = [
             self._encode(texts[0]) if texts else [max(pad_id, 0)]
-            for texts, pad_id in zip(read_texts(tensors, "DECODER_QUERY", num_rows), pad_ids, strict=True)
+            for texts, pad_id in zip(
+                read_texts(tensors, self._name("DECODER_QUERY"), num_rows), pad_ids, strict=True
+            )
         ]
         fill = max(pad_ids[0], 0)
         input_ids = pad_rows(prompts, fill)
@@ -75,7 +90,7 @@ class TextEncoder:
     def _words(self, tensors: Tensors, num_rows: int) -> dict[str, NDArray[Any]]:
         lists = {}
         for output, name in (("BAD_WORDS_IDS", "BAD_WORDS_DICT"), ("STOP_WORDS_IDS", "STOP_WORDS_DICT")):
-            rows = read_texts(tensors, name, num_rows)
+            rows = read_texts(tensors, self._name(name), num_rows)
             lists[output] = pad_word_lists([make_word_list(self._word_ids(words)) for words in rows])
         return {**lists, "EMBEDDING_BIAS": self._bias(tensors, num_rows)}
 
@@ -87,12 +102,13 @@ class TextEncoder:
 
     def _bias(self, tensors: Tensors, num_rows: int) -> NDArray[np.float32]:
         """Return (B, V of the tokenizer) float32, or (B, 0) for no bias: each token of a word has its weight added."""
-        rows = read_texts(tensors, "EMBEDDING_BIAS_WORDS", num_rows, keep_empty=True)
-        weights = read_numbers(tensors, "EMBEDDING_BIAS_WEIGHTS", num_rows) or [[] for _ in rows]
+        words_name, weights_name = self._name("EMBEDDING_BIAS_WORDS"), self._name("EMBEDDING_BIAS_WEIGHTS")
+        rows = read_texts(tensors, words_name, num_rows, keep_empty=True)
+        weights = read_numbers(tensors, weights_name, num_rows) or [[] for _ in rows]
         num_words, num_weights = max(map(len, rows)), max(map(len, weights))
         if num_words != num_weights:
             raise ShapeError(
-                f"EMBEDDING_BIAS_WORDS has {num_words} words and EMBEDDING_BIAS_WEIGHTS {num_weights} weights, "
+                f"{words_name} has {num_words} words and {weights_name} {num_weights} weights, "
                 "wanted one a word"
             )
         ids = [[self._tokenizer.encode(word, add_special_tokens=False) for word in row] for row in rows]
@@ -109,7 +125,7 @@ class TextEncoder:
 
     def _extra_ids(self, tensors: Tensors, input_ids: NDArray[np.int32]) -> NDArray[np.uint64]:
         """Return (B, n) uint64, the reuse key of tokens that stand for rows of a prompt table; text has 0."""
-        keys = read_numbers(tensors, "PROMPT_TABLE_EXTRA_ID", len(input_ids))
+        keys = read_numbers(tensors, self._name("PROMPT_TABLE_EXTRA_ID"), len(input_ids))
         made = np.zeros(input_ids.shape, np.uint64)
         if keys is not None:
             is_row = input_ids >= self._tokenizer.vocab_size
@@ -119,6 +135,9 @@ class TextEncoder:
     def _ids(self, tensors: Tensors, name: str, num_rows: int, default: int) -> list[int]:
         rows = read_numbers(tensors, name, num_rows)
         return [default] * num_rows if rows is None else [int(row[0]) for row in rows]
+
+    def _name(self, name: str) -> str:
+        return self._names.get(name, name)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens)

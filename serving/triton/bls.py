@@ -1,0 +1,120 @@
+"""The model `tensorrt_llm_bls`: text in, text out, by calls of the engine's model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import triton_python_backend_utils as pb_utils
+
+from ...runtime.errors import Error, InvalidArgumentError
+from .bls_call import ModelCaller
+from .bls_inputs import TEXT_INPUTS, BlsInputs
+from .bls_request import BlsParts, BlsRequest
+from .cancel_watch import CancelWatch
+from .delta_text import stream_maker
+from .read_row import is_stop
+from .text_encoder import TextEncoder
+from .text_model import read_settings
+from .triton_reply import TritonReply, request_parameters, request_tensors
+
+# The answers of a request made here can only be waited for, by a thread each (also under asyncio, where the wait is
+# that of the loop). Threads are made as they are needed; beyond so many, requests wait for one.
+_MAX_THREADS = 1024
+_CANCELLATION_CHECK_S = 0.1
+
+
+class TritonPythonModel:
+    """Tokenizes and detokenizes in its own process; `execute` never waits."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read the tokenizer that the parameters name.
+
+        raises TritonModelException with one sentence that names the parameter or the file
+        """
+        try:
+            self._parts = _parts(args)
+        except Error as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="plansmith-bls")
+        self._watch = CancelWatch(_CANCELLATION_CHECK_S)
+        self._lock = threading.Lock()
+        self._open: dict[BlsRequest, None] = {}
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Start requests; their answers come from other threads. An error is that of its request alone."""
+        for request in requests:
+            reply = TritonReply(request, is_decoupled=self._parts.is_decoupled)
+            try:
+                self._take(request, reply)
+            except Exception as error:
+                reply.fail(error)
+
+    def finalize(self) -> None:
+        """End what is still open; Triton has waited for it."""
+        with self._lock:
+            left = list(self._open)
+        for request in left:
+            request.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._watch.stop()
+
+    def _take(self, request: Any, reply: TritonReply) -> None:
+        tensors = request_tensors(request)
+        if is_stop(tensors):
+            self._threads.submit(self._stop, reply)
+            return
+        with self._lock:
+            made = BlsRequest(
+                self._parts,
+                reply,
+                tensors,
+                request_parameters(request),
+                is_id_taken=any(one.inner_id == reply.request_id for one in self._open),
+                on_end=self._ended,
+            )
+            self._open[made] = None
+        self._watch.add(cast(Any, made))
+        self._threads.submit(made.run)
+
+    def _stop(self, reply: TritonReply) -> None:
+        """End the requests of an id, here or in another instance, and answer."""
+        try:
+            if not reply.request_id:
+                raise InvalidArgumentError(
+                    "a stop request has no id; send it with the request id of the one that is to end"
+                )
+            with self._lock:
+                named = [one for one in self._open if one.reply.request_id == reply.request_id]
+            for one in named:
+                one.cancel()
+            if not named:
+                self._parts.target.stop(reply.request_id)
+            reply.send({}, final=True)
+        except Exception as error:
+            reply.fail(error)
+
+    def _ended(self, request: BlsRequest) -> None:
+        self._watch.remove(cast(Any, request))
+        with self._lock:
+            self._open.pop(request, None)
+
+
+def _parts(args: Mapping[str, str]) -> BlsParts:
+    settings = read_settings(args)
+    tokenizer = settings.open_tokenizer()
+    encoder = TextEncoder(tokenizer, add_special_tokens=settings.add_special_tokens, names=TEXT_INPUTS)
+
+    def caller(name: str) -> ModelCaller:
+        return ModelCaller(name, is_decoupled=settings.is_decoupled)
+
+    return BlsParts(
+        inputs=BlsInputs(encoder),
+        make_stream=stream_maker(tokenizer, skip_special_tokens=settings.skip_special_tokens),
+        target=caller(settings.engine_model),
+        draft=caller(settings.draft_model) if settings.draft_model else None,
+        accumulate=settings.accumulate_tokens,
+        is_decoupled=settings.is_decoupled,
+    )
