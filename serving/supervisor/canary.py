@@ -97,13 +97,17 @@ def _of_error(text: str) -> Outcome:
 
 
 def _progress(api: TritonApi, models: Sequence[str]) -> float | None:
-    """Return a number that grows as long as the models finish requests or the engine makes steps."""
+    """Return `progress_of` the server's metrics, None when it does not answer."""
     try:
-        text = api.metrics(5.0)
+        return progress_of(api.metrics(5.0), models)
     except NoAnswer:
         return None
-    done = sum(counter_sum(text, "nv_inference_request_success", {"model": one}) for one in models)
-    steps = counter_sum(text, "nv_trt_llm_general_metrics", {"general_type": "iteration_counter"})
+
+
+def progress_of(metrics: str, models: Sequence[str]) -> float:
+    """Return a number that grows as long as the models finish requests or the engine makes steps."""
+    done = sum(counter_sum(metrics, "nv_inference_request_success", {"model": one}) for one in models)
+    steps = counter_sum(metrics, "nv_trt_llm_general_metrics", {"general_type": "iteration_counter"})
     return done + steps
 
 

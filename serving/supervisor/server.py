@@ -35,6 +35,7 @@ class Server:
         self.api = TritonApi(options.host, process.ports.http, process.ports.metrics)
         self.canaries: dict[str, Canary] = {}
         self.answers: Canary | None = None
+        self.has_hung = False  # streams of a model's dead process may wait for ever
         self.num_stubs: dict[str, int] = {}  # of each model, as its configuration says
         self._options = options
         self._steps: dict[str, list[str]] = {}
@@ -87,6 +88,7 @@ class Server:
         """
         if name in self.canaries:
             self.canaries.pop(name).stop()
+        self.has_hung = True
         kill_stubs(self.process.pid, self.process.token, name)
         if not touch(self._options.repositories, name):  # without a newer file loading does nothing
             self.api.unload(name, _CALL_S)

@@ -15,6 +15,7 @@ from ...runtime.errors import Error, UnsupportedError
 from . import processes
 from .api import NoAnswer, TritonError
 from .canary import Outcome
+from .draining import DrainWatch
 from .install import TritonInstall
 from .loading import LoadError, StartError, load_order
 from .log_files import put_aside
@@ -320,18 +321,29 @@ class Supervisor:
         if server is not None and server.process.poll() is None:
             server.stop_canaries()
             self._say("draining", f"running requests have {self._options.exit_timeout_s} s to end")
-            stops = self._num_stops
             server.process.terminate()
-            deadline = time.monotonic() + self._options.exit_timeout_s + KILL_MARGIN_S
-            while server.process.poll() is None and time.monotonic() < deadline and self._num_stops == stops:
-                time.sleep(0.05)
-                self._reap()
+            is_over = self._wait_for_end(server)
             status = server.process.kill()
             if status != 0:
-                text = f"tritonserver ended with {_status_text(status)}, open connections were cut"
+                cut = "connections without a running request" if is_over else "open connections"
+                text = f"tritonserver ended with {_status_text(status)}, {cut} were cut"
         self._end()
         self._say("stopped", text)
         return 0
+
+    def _wait_for_end(self, server: Server) -> bool:
+        """Wait for a server that was told to exit, and return whether no request runs in it any more."""
+        stops = self._num_stops
+        drain = DrainWatch(server.api, self._names, server.has_hung)
+        deadline = time.monotonic() + self._options.exit_timeout_s + KILL_MARGIN_S
+        while server.process.poll() is None:
+            if drain.is_over():
+                return True
+            if time.monotonic() > deadline or self._num_stops > stops:
+                return False
+            time.sleep(0.1)
+            self._reap()
+        return True
 
     def _end(self) -> None:
         """End the server and all of its processes at once, where there is one."""
