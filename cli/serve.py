@@ -151,7 +151,7 @@ def serve(
         most = _BODY_BYTES_PER_TOKEN * engine.model_info.max_input_len
         settings = dataclasses.replace(settings, max_body_bytes=max(_LEAST_BODY_BYTES, most))
     where = _where(sockets[0], uds)
-    _run(serve(engine, settings, sockets, lambda: _tell_ready(names[0], where)))
+    _run(serve(engine, settings, sockets, lambda _end: _tell_ready(names[0], where)))
 
 
 def _open(

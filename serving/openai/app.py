@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from ... import __version__
+from ..metrics.prometheus import CONTENT_TYPE, exposition, registry_of
 from .access_log import AccessLog
 from .chat import chat
 from .completions import complete
@@ -27,11 +28,8 @@ from .token_routes import detokenize, tokenize
 Answerer = Callable[[Any, Request], Awaitable[Response]]
 
 
-def make_app(ctx: Context, metrics: Callable[[], bytes] | None = None) -> Application:
-    """Return the ASGI application of one engine.
-
-    metrics : gives the text of /metrics; None = there is no such path
-    """
+def make_app(ctx: Context) -> Application:
+    """Return the ASGI application of one engine."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Any) -> AsyncGenerator[None, None]:
@@ -43,7 +41,7 @@ def make_app(ctx: Context, metrics: Callable[[], bytes] | None = None) -> Applic
     app = FastAPI(title="plansmith", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _http_error)
     _add_bodies(app, ctx)
-    _add_gets(app, ctx, metrics)
+    _add_gets(app, ctx)
     return Gate(app, ctx, log)
 
 
@@ -85,7 +83,9 @@ def _add_post(app: Any, ctx: Context, path: str, cls: Any, answer: Answerer) -> 
     )
 
 
-def _add_gets(app: Any, ctx: Context, metrics: Callable[[], bytes] | None) -> None:
+def _add_gets(app: Any, ctx: Context) -> None:
+    registry = registry_of(ctx.metrics, ctx.settings.model_names[0])
+
     async def models() -> Any:
         return JSONResponse(all_models(ctx))
 
@@ -108,8 +108,7 @@ def _add_gets(app: Any, ctx: Context, metrics: Callable[[], bytes] | None) -> No
         return JSONResponse({"version": __version__})
 
     async def metrics_text() -> Any:
-        assert metrics is not None
-        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(exposition(registry), media_type=CONTENT_TYPE)
 
     routes: dict[str, Callable[..., Awaitable[Any]]] = {
         "/v1/models": models,
@@ -119,9 +118,8 @@ def _add_gets(app: Any, ctx: Context, metrics: Callable[[], bytes] | None) -> No
         "/health/ready": ready,
         "/ping": live,
         "/version": version,
+        "/metrics": metrics_text,
     }
-    if metrics is not None:
-        routes["/metrics"] = metrics_text
     for path, endpoint in routes.items():
         app.add_api_route(path, answering(endpoint), methods=["GET"], response_model=None)
 

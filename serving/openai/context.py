@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...runtime.async_engine import AsyncEngine
 from ...runtime.tokenizer import Tokenizer
+from ..metrics.collector import EngineMetrics
 from ..send_budget import SendBudget
 from .errors import ApiError, bad_request
 from .lifecycle import Lifecycle
@@ -26,12 +27,12 @@ _NUM_HELPERS = 2  # threads for long prompts; more at once wait for each other, 
 class Context:
     """One engine that is served."""
 
-    def __init__(self, engine: AsyncEngine, settings: Settings, observe: Observer | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
         self.lifecycle = Lifecycle(engine, settings)
         self.budget = SendBudget()
-        self.observe = observe
+        self.metrics = EngineMetrics(engine)
         self.num_streams = 0
         self.tool_format: ToolFormat | None = tool_format_of(engine.tokenizer, settings.tool_format)
         self.prefixes = PrefixHasher(settings.prefix_hash_key, engine.stats().tokens_per_block)
@@ -73,7 +74,3 @@ class Context:
     def close(self) -> None:
         """Let the helper threads end."""
         self._helpers.shutdown(wait=False, cancel_futures=True)
-
-
-Observer = Callable[[int, int], Any]
-"""Called as (prompt tokens, output tokens) for each finished request."""

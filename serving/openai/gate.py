@@ -22,6 +22,7 @@ Application = Callable[[Any, Receive, Send], Awaitable[None]]
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Probes need no key, and are answered while the server drains.
 _OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/ping"))
+GONE = 499  # of a client that left before its answer began
 _ALWAYS_PATHS = _OPEN_PATHS | {"/metrics", "/version"}
 
 
@@ -43,9 +44,11 @@ class Gate:
         scope[KEY] = identity
         answer = _Answer(send, identity)
         begin_s = time.monotonic()
+        self._ctx.metrics.http_started()
         try:
             await self._answer(scope, receive, answer, identity)
         finally:
+            self._ctx.metrics.http_ended(answer.status or GONE)
             if self._access_log is not None:
                 self._access_log.note(_line(scope, identity, answer.status, time.monotonic() - begin_s))
 
@@ -99,7 +102,7 @@ def _line(scope: Any, identity: Identity, status: int, seconds: float) -> dict[s
         "client": client[0] if client else None,
         "method": scope["method"],
         "path": scope["path"][:200],
-        "status": status or 499,
+        "status": status or GONE,
         "seconds": round(seconds, 4),
         "prompt_tokens": identity.num_prompt_tokens,
         "output_tokens": identity.num_output_tokens,

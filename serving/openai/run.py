@@ -43,12 +43,15 @@ class Run:
         try:
             if streaming:
                 check_streaming(params)
+            for prompt in prompts:  # all are looked at before the first one runs
+                ctx.engine.check_prompt(prompt.ids, params)
             for prompt in prompts:
                 handles.append(await ctx.engine.submit(prompt.ids, params, new_text=new_text, wait=False))
         except BaseException as error:
             for handle in handles:
                 handle.cancel()
             if isinstance(error, Error):
+                ctx.metrics.observe_error(error)
                 raise of_error(error, retry_after_s=ctx.lifecycle.retry_after_s()) from error
             raise
         return cls(ctx, handles)
@@ -69,6 +72,7 @@ class Run:
         try:
             completions = [await handle.result() for handle in self._handles]
         except Error as error:
+            self._ctx.metrics.observe_error(error)
             raise of_error(error, submitted=True) from error
         for completion in completions:
             self._observe(completion)
@@ -95,6 +99,7 @@ class Run:
                 next_s = time.monotonic() + self._ctx.interval_s()
                 yield batch
                 if waiting.error is not None:
+                    self._ctx.metrics.observe_error(waiting.error)
                     raise of_error(waiting.error, submitted=True) from waiting.error
         finally:
             self._ctx.num_streams -= 1
@@ -111,9 +116,9 @@ class Run:
             waiting.fail(error)
 
     def _observe(self, completion: Completion) -> None:
-        if self._ctx.observe is not None:
-            usage = completion.usage
-            self._ctx.observe(usage["prompt_tokens"], usage["completion_tokens"])
+        self._ctx.metrics.observe(
+            completion.stats, completion.finish_reason, num_sequences=len(completion.outputs)
+        )
 
 
 class _Waiting:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from ...runtime.async_engine import AsyncEngine
 from ...runtime.errors import InvalidArgumentError
 from .app import make_app
 from .context import Context
-from .metrics import Metrics
 from .protocol_http import guarded
 from .settings import Settings
 
@@ -71,17 +71,19 @@ def listen_unix(path: Path) -> list[socket.socket]:
 
 
 async def serve(
-    engine: AsyncEngine, settings: Settings, sockets: list[socket.socket], ready: Callable[[], None]
+    engine: AsyncEngine,
+    settings: Settings,
+    sockets: list[socket.socket],
+    ready: Callable[[Callable[[], None]], None],
 ) -> None:
     """Answer requests until a signal ends it: SIGTERM and SIGINT drain, the second one ends at once.
 
     sockets : listening; closed at the end
-    ready : called when requests are answered
+    ready : called when requests are answered, with what a signal would do, for the loop's thread
     """
-    metrics = Metrics(engine)
-    ctx = Context(engine, settings, metrics.observe)
+    ctx = Context(engine, settings)
     config = uvicorn.Config(
-        make_app(ctx, metrics.text),
+        make_app(ctx),
         http=guarded(settings),
         ws="none",
         lifespan="on",
@@ -97,7 +99,7 @@ async def serve(
     ender = _Ender(ctx, server)
     try:
         with ender.on_signals():
-            asyncio.get_running_loop().call_soon(_when_started, server, ready)
+            asyncio.get_running_loop().call_soon(_when_started, server, lambda: ready(ender.end))
             await server.serve(sockets)
     finally:
         watch.cancel()
@@ -124,7 +126,8 @@ class _Ender:
     def on_signals(self) -> Iterator[None]:
         """Listen to SIGTERM and SIGINT inside the block."""
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
         for number in numbers:
             loop.add_signal_handler(number, self.signalled, number)
         try:
@@ -136,15 +139,20 @@ class _Ender:
     def signalled(self, number: int) -> None:
         """Drain, or at the second signal end at once."""
         if self._task is None:
+            self.end()
+            return
+        print("plansmith: ended at once", file=sys.stderr, flush=True)
+        os._exit(128 + number)  # threads of the engine may be inside a long step
+
+    def end(self) -> None:
+        """Drain, then stop serving."""
+        if self._task is None:
             print(
                 f"plansmith: draining, {self._ctx.lifecycle.num_open} requests run; a second signal ends at once",
                 file=sys.stderr,
                 flush=True,
             )
             self._task = asyncio.ensure_future(self._drain())
-            return
-        print("plansmith: ended at once", file=sys.stderr, flush=True)
-        os._exit(128 + number)  # threads of the engine may be inside a long step
 
     async def _drain(self) -> None:
         if not await self._ctx.lifecycle.drain():
