@@ -13,6 +13,7 @@ from ...runtime.errors import (
     Error,
     InternalError,
     InvalidArgumentError,
+    OutOfMemoryError,
     QueueFullError,
     ShutdownError,
     UnsupportedError,
@@ -30,6 +31,7 @@ from .stream import RowStream
 __all__ = ["EngineHost", "Observer", "Reply"]
 
 _NUM_PREPARING_THREADS = 2
+_NUM_LOADING_THREADS = 4
 _MAX_PREPARING = (
     1024  # requests whose grammar or adapter is being made ready, where max_queue_size says nothing
 )
@@ -66,6 +68,10 @@ class EngineHost:
         self._preparing = concurrent.futures.ThreadPoolExecutor(
             _NUM_PREPARING_THREADS, thread_name_prefix="plansmith-prepare"
         )
+        # Apart from those, as these may wait for other requests to end.
+        self._loading = concurrent.futures.ThreadPoolExecutor(
+            _NUM_LOADING_THREADS, thread_name_prefix="plansmith-adapter"
+        )
         self._changed = threading.Condition()
         self._by_id: dict[str, Request] = {}  # whose last answer is not yet on its way
         self._open: set[Request] = set()
@@ -100,10 +106,10 @@ class EngineHost:
             reply.fail(error)
             return
         self._watch.add(request)
-        if any(row.lora is not None or row.params.get("guided") is not None for row in rows):
-            self._prepare(request)
-        else:
+        if all(self._is_ready(request, row) for row in rows):
             self._start(request)
+        else:
+            self._prepare(request)
 
     def stop(self, request_id: str) -> None:
         """End a running request, which answers with what it has. Nothing for an id that does not run.
@@ -132,7 +138,8 @@ class EngineHost:
             request.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._open, _CANCEL_WAIT_S)
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._preparing, self._loading):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._engine.close()  # what still runs fails, and says so
         self._watch.stop()
         self._outbox.stop()
@@ -167,6 +174,15 @@ class EngineHost:
             self._open.add(request)
         self._outbox.open(request)
 
+    def _is_ready(self, request: Request, row: Row) -> bool:
+        """Return whether a row starts without waiting, with its adapter, if it has one, held for it."""
+        if row.lora is not None:
+            adapter = self._adapters.acquire_loaded(row.lora)
+            if adapter is None:
+                return False
+            request.hold(row.row_idx, adapter)
+        return row.params.get("guided") is None
+
     def _prepare(self, request: Request) -> None:
         """Start a request on a thread that may wait."""
         with self._changed:
@@ -181,8 +197,12 @@ class EngineHost:
                 )
             )
             return
+        needs_adapter = any(
+            stream.row.lora and stream.row.row_idx not in request.adapters for stream in request.rows
+        )
+        threads = self._loading if needs_adapter else self._preparing
         try:
-            self._preparing.submit(self._start, request).add_done_callback(self._prepared)
+            threads.submit(self._start, request).add_done_callback(self._prepared)
         except RuntimeError:  # closed meanwhile
             self._prepared()
             request.fail(ShutdownError("the model is shutting down; send the request to another server"))
@@ -207,12 +227,28 @@ class EngineHost:
 
     def _submit(self, request: Request, stream: RowStream) -> None:
         row = stream.row
-        adapter = None
-        if row.lora is not None:
-            adapter = self._adapters.acquire(row.lora)
-            request.adapters.append(adapter)
-        params = SamplingParams(**{**row.params, "adapter": adapter})
+        if row.lora is not None and row.row_idx not in request.adapters and not self._load(request, row):
+            stream.abandon()
+            return
+        params = SamplingParams(**{**row.params, "adapter": request.adapters.get(row.row_idx)})
         request.started(self._engine.submit(row.prompt_ids.tolist(), params, on_delta=stream.on_delta))
+
+    def _load(self, request: Request, row: Row) -> bool:
+        """Hold a row's adapter, which may mean to wait until another is no longer used; False when nobody cares."""
+        assert row.lora is not None
+        try:
+            # Two requests that hold an adapter and wait for another's could wait for each other.
+            adapter = self._adapters.acquire(
+                row.lora, lambda: not (request.adapters or request.is_cancelled or self._is_closing)
+            )
+        except OutOfMemoryError:
+            if request.is_cancelled:
+                return False
+            raise
+        if not request.hold(row.row_idx, adapter):
+            self._adapters.release(adapter)
+            return False
+        return True
 
     def _forget_id(self, request: Request) -> None:
         self._watch.remove(request)
@@ -222,7 +258,7 @@ class EngineHost:
 
     def _ended(self, request: Request, completions: list[Completion], error: BaseException | None) -> None:
         self._outbox.close(request)
-        for adapter in request.adapters:
+        for adapter in request.let_go():
             self._adapters.release(adapter)
         with self._changed:
             self._open.discard(request)

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import itertools
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ...runtime.engine_base import EngineBase
@@ -16,6 +16,7 @@ from .lora_store import LoraStore, fingerprint_of, refusal
 from .row import LoraRequest
 
 _POLL_S = 0.01
+_ASK_S = 0.1
 
 
 class _State(enum.Enum):
@@ -85,12 +86,12 @@ class LoraCache:
                 return None
             return self._use(request.task_id, entry, None)
 
-    def acquire(self, request: LoraRequest, wait_s: float = 0.0) -> str:
+    def acquire(self, request: LoraRequest, keep_waiting: Callable[[], bool] = lambda: False) -> str:
         """Return the engine's name of a request's adapter, loading it if need be; it stays until it is released.
 
         May wait for a step of the engine: not on a thread that others wait for.
 
-        wait_s : so long it waits for a release where all adapters are in use
+        keep_waiting : where all adapters are in use it waits for a release as long as this says so; asked every 0.1 s
         raises : NotFoundError for an id that is not here and comes without arrays; InvalidArgumentError for other
             arrays than those its id stands for; OutOfMemoryError when all adapters are in use; ShapeError or
             CheckpointError for arrays that do not fit the model; UnsupportedError for an engine without adapters
@@ -103,7 +104,6 @@ class LoraCache:
         fingerprint = fingerprint_of(request)
         if fingerprint is not None and self._store.is_other(request.task_id, fingerprint):
             raise refusal(request.task_id)
-        deadline = time.monotonic() + wait_s
         while True:
             source: LoraRequest | Path | None = request
             own = fingerprint
@@ -122,7 +122,7 @@ class LoraCache:
                     entry = _Entry(f"lora_task_id {request.task_id} ({next(self._generations)})", own)
                     self._entries[request.task_id] = entry
                     break
-            if not self._evict() and not self._wait_for_release(deadline):
+            if not self._evict() and not self._wait_for_release(keep_waiting):
                 raise OutOfMemoryError(
                     f"all {self._max_adapters} LoRA adapters that the engine holds are in use; send the request again "
                     "later, or raise the model's max_adapters"
@@ -177,15 +177,14 @@ class LoraCache:
         assert source.config is not None and source.weights is not None
         self._engine.load_adapter_arrays(name, source.config, source.weights)
 
-    def _wait_for_release(self, deadline: float) -> bool:
-        """Wait until an adapter may be free; False when it is too late."""
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+    def _wait_for_release(self, keep_waiting: Callable[[], bool]) -> bool:
+        """Wait until an adapter may be free; False when nobody wants to wait."""
+        if not keep_waiting():
             return False
         with self._changed:
             # One that nobody uses is still on its way out of the engine, which tells nobody.
             is_unused = not all(one.num_users for one in self._entries.values())
-            self._changed.wait(min(left_s, _POLL_S) if is_unused else left_s)
+            self._changed.wait(_POLL_S if is_unused else _ASK_S)
         return True
 
     def _evict(self) -> bool:

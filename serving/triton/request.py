@@ -71,13 +71,14 @@ class Request:
         self.reply = reply
         self.schedule = Schedule(is_streaming=any(row.streaming for row in rows))
         self.is_cancelled = False
-        self.adapters: list[str] = []  # the engine's names of those its rows use
+        self.adapters: dict[int, str] = {}  # row_idx -> the engine's name of the one it holds
         self._wake = wake
         self._on_answered, self._on_end = on_answered, on_end
         self._lock = threading.Lock()
         self._handles: list[Handle] = []
         self._error: BaseException | None = None
         self._is_ended = False
+        self._has_let_go = False
         self._is_gone = False
         self.rows = [
             RowStream(
@@ -101,6 +102,19 @@ class Request:
             is_cancelled = self.is_cancelled
         if is_cancelled:
             handle.cancel()
+
+    def hold(self, row_idx: int, adapter: str) -> bool:
+        """Keep a row's adapter until the request ends; False when it has ended."""
+        with self._lock:
+            if not self._has_let_go:
+                self.adapters[row_idx] = adapter
+            return not self._has_let_go
+
+    def let_go(self) -> list[str]:
+        """Return the adapters that are held; no more will be."""
+        with self._lock:
+            self._has_let_go = True
+            return list(self.adapters.values())
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, and with it the rows that run."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lora_requests import RANK, arrays, request
 from plansmith.runtime import errors
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.serving.triton.lora_cache import LoraCache
@@ -19,8 +20,6 @@ from plansmith.serving.triton.row import LoraRequest
 from tiny_engines import build_tiny
 
 PROMPT = [1, 5, 9, 33]
-RANK = 4
-Q, V = 1, 3
 
 
 class GatedEngine(Engine):
@@ -50,28 +49,6 @@ def engine_dir(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.
 def engine(engine_dir: Path) -> Iterator[GatedEngine]:
     with GatedEngine.open(engine_dir, num_threads=1, max_adapters=2, max_adapter_rank=8) as engine:
         yield engine  # type: ignore[misc]
-
-
-def arrays(engine: Engine, seed: int, dtype: Any = np.float16) -> tuple[Any, Any]:
-    """Return (config, weights) of a random adapter of q and v in every layer, large enough to change the tokens."""
-    assert engine.manifest is not None
-    model, info = engine.manifest.model, engine.model_info
-    random_source = np.random.default_rng(seed)
-    config, rows = [], []
-    for layer in range(info.num_layers):
-        for module, out in ((Q, info.num_heads), (V, info.num_kv_heads)):
-            size = RANK * (model.hidden_size + out * info.head_dim)
-            config.append([module, layer, RANK])
-            rows.append(random_source.normal(0, 0.5, size))
-    width = max(map(len, rows))
-    weights = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
-    return np.array(config, np.int32), weights.astype(np.float32).astype(dtype)
-
-
-def request(engine: Engine, task_id: int, seed: int | None = None, dtype: Any = np.float16) -> LoraRequest:
-    """Return a request with arrays, made from its id unless a seed is given."""
-    config, weights = arrays(engine, task_id if seed is None else seed, dtype)
-    return LoraRequest(task_id, weights, config)
 
 
 def tokens(engine: Engine, adapter: str | None) -> tuple[int, ...]:
@@ -395,16 +372,16 @@ def test_who_needs_room_can_wait_for_a_release(engine: GatedEngine) -> None:
     cache = LoraCache(engine)
     held = [cache.acquire(request(engine, task_id)) for task_id in (1, 2)]
     sent = request(engine, 3)
-    thread, out = start(lambda: cache.acquire(sent, wait_s=20))
+    thread, out = start(lambda: cache.acquire(sent, lambda: True))
     time.sleep(0.05)
     assert not out
     cache.release(held[0])
     thread.join(20)
     assert cache.task_ids == [2, 3] and out[0] in engine.adapters
-    began = time.monotonic()
+    answers = iter([True, True, False])
     with pytest.raises(errors.OutOfMemoryError, match="in use"):
-        cache.acquire(request(engine, 4), wait_s=0.1)
-    assert time.monotonic() - began >= 0.1
+        cache.acquire(request(engine, 4), lambda: next(answers))
+    assert next(answers, None) is None
 
 
 def test_waiting_for_one_that_the_engine_still_uses(engine_dir: Path) -> None:
@@ -413,7 +390,7 @@ def test_waiting_for_one_that_the_engine_still_uses(engine_dir: Path) -> None:
         name = load_once(cache, request(engine, 1))
         running = engine.submit(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True, adapter=name))
         sent = request(engine, 2)
-        thread, out = start(lambda: cache.acquire(sent, wait_s=20))
+        thread, out = start(lambda: cache.acquire(sent, lambda: True))
         time.sleep(0.05)
         assert not out
         running.result()
