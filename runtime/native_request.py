@@ -21,6 +21,9 @@ _SAME_NAMES = (
     "temperature",
     "top_k",
     "top_p",
+    "top_p_decay",
+    "top_p_min",
+    "no_repeat_ngram_size",
     "min_p",
     "repetition_penalty",
     "presence_penalty",
@@ -92,6 +95,9 @@ def request_struct(submission: Submission, processor: ProcessorCall | None) -> t
     params = submission.params
     request = core.ffi.new("psm_request*")
     core.lib.psm_request_init(request)
+    request.struct_size = core.struct_size(
+        "psm_request"
+    )  # init knows the fields of ABI 1.0; the others follow
     keep_alive: list[Any] = [submission.prompt_ids]
     request.prompt_ids = core.ffi.from_buffer("int32_t[]", submission.prompt_ids)
     request.num_prompt_ids = len(submission.prompt_ids)
@@ -111,7 +117,8 @@ def request_struct(submission: Submission, processor: ProcessorCall | None) -> t
     request.return_context_logits = int(params.return_context_logits)
     request.return_generation_logits = int(params.return_generation_logits)
     request.allotted_time_ms = params.timeout_ms or 0
-    request.max_draft_len = -1 if params.max_draft_len is None else params.max_draft_len
+    request.max_draft_len = _or_minus_one(params.max_draft_len)
+    request.top_p_reset_id = _or_minus_one(params.top_p_reset_id)
     request.adapter_id = submission.adapter_id
     request.cache_salt = 0 if params.cache_salt is None else key64(params.cache_salt)
     request.tenant_id = 0 if params.tenant is None else key64(params.tenant)
@@ -137,6 +144,9 @@ def _set_words(request: Any, submission: Submission, keep_alive: list[Any]) -> N
     request.num_logit_bias = len(bias)
     request.logit_bias_ids = _array("int32_t", bias.keys(), keep_alive)
     request.logit_bias_values = _array("float", bias.values(), keep_alive)
+    draft = submission.params.draft_token_ids
+    request.draft_ids = _array("int32_t", draft, keep_alive)
+    request.num_draft_ids = len(draft)
     for lists, words in ((request.stop_words, submission.params.stop_words), (request.bad_words, bad_words)):
         if words:
             lists.ids = _array("int32_t", [token for word in words for token in word], keep_alive)

@@ -64,6 +64,8 @@ def check_token_ids(params: SamplingParams, tokenizer: Tokenizer | None, vocab_s
         ("stop_words", [token for word in params.stop_words for token in word]),
         ("bad_words", bad_words),
         ("logit_bias", params.logit_bias),
+        ("draft_token_ids", params.draft_token_ids),
+        ("top_p_reset_id", () if params.top_p_reset_id is None else (params.top_p_reset_id,)),
     ):
         for token in ids:
             if token >= vocab_size:

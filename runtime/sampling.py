@@ -54,6 +54,8 @@ class SamplingParams:
     temperature : 0 = greedy, else > 0
     top_k : sample from the k likeliest; 0 = all
     top_p : sample from the likeliest whose probabilities reach top_p, in (0, 1]
+    top_p_decay, top_p_min, top_p_reset_id : after each token top_p becomes max(top_p * top_p_decay, top_p_min), and
+        after the token top_p_reset_id it is as at the beginning; decay in (0, 1], min in [0, 1], None = no such token
     min_p : least probability relative to the likeliest, in [0, 1]
     repetition_penalty : > 0, over prompt and output; 1 = none
     presence_penalty, frequency_penalty : over the output; 0 = none
@@ -62,6 +64,7 @@ class SamplingParams:
     stop_token_ids : ids that end generation, besides the model's own end ids
     stop_words : id sequences that end generation when the output ends with one, which stays in the output
     bad_words : strings or id sequences that must not be generated
+    no_repeat_ngram_size : no so many tokens come twice in prompt and output; 0 = off
     logit_bias : added to the logits, by token id; -inf forbids a token
     logprobs : None = none; n = the log-probability of each chosen token and of the n likeliest, n <= 20
     priority : 0..1, higher runs first
@@ -88,6 +91,8 @@ class SamplingParams:
     decode_retention_priority, decode_retention_duration_ms : likewise of generated tokens
     tenant : whose share of the engine's slots it counts in; None = one for all
     max_draft_len : most draft tokens at a time, at most the engine's; 0 = no speculation; None = the engine's
+    draft_token_ids : what the output may begin with, verified like drafts, whatever the engine's speculation is: as
+        long as they are right, many come in one step, and no token changes. max_draft_len does not bound them
     """
 
     max_tokens: int | None = 16
@@ -95,6 +100,9 @@ class SamplingParams:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    top_p_decay: float = 1.0
+    top_p_min: float = 0.0
+    top_p_reset_id: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -104,6 +112,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     stop_words: Sequence[Sequence[int]] = ()
     bad_words: Sequence[str | Sequence[int]] = ()
+    no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     logprobs: int | None = None
     priority: float = 0.5
@@ -132,6 +141,7 @@ class SamplingParams:
     decode_retention_duration_ms: int | None = None
     tenant: str | int | None = None
     max_draft_len: int | None = None
+    draft_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError naming the parameter, what it got and what it can be."""
@@ -197,6 +207,10 @@ class SamplingParams:
         check_float("temperature", self.temperature, 0.0, math.inf)
         check_int("top_k", self.top_k, 0, 2**31 - 1)
         check_float("top_p", self.top_p, 0.0, 1.0, above=True)
+        check_float("top_p_decay", self.top_p_decay, 0.0, 1.0, above=True)
+        check_float("top_p_min", self.top_p_min, 0.0, 1.0)
+        if self.top_p_reset_id is not None:
+            check_int("top_p_reset_id", self.top_p_reset_id, 0, 2**31 - 1)
         check_float("min_p", self.min_p, 0.0, 1.0)
         check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
         check_float("presence_penalty", self.presence_penalty, -math.inf, math.inf)
@@ -214,8 +228,10 @@ class SamplingParams:
                         check_int(name, token, 0, 2**31 - 1)
                 if len(word) == 0:
                     raise InvalidArgumentError(f"{name} has an empty entry; leave it out")
-        for token in entries("stop_token_ids", self.stop_token_ids):
-            check_int("stop_token_ids", token, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "draft_token_ids"):
+            for token in entries(name, getattr(self, name)):
+                check_int(name, token, 0, 2**31 - 1)
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 2**31 - 1)
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidArgumentError(f"logit_bias is {self.logit_bias!r}, it must map token ids to numbers")
         for token, bias in self.logit_bias.items():
@@ -266,9 +282,11 @@ class SamplingParams:
             "temperature (beams do not sample; leave it 0 or 1)": self.temperature not in (0, 1),
             "top_k (beams do not sample; leave it 0)": self.top_k > 1,
             "top_p (beams do not sample; leave it 1)": self.top_p != 1,
+            "top_p_decay (beams do not sample; leave it 1)": self.top_p_decay != 1,
             "min_p (beams do not sample; leave it 0)": self.min_p != 0,
             "guided (use n and best_of with it)": self.guided is not None,
             "max_draft_len (beams are not drafted for; leave it out)": bool(self.max_draft_len),
+            "draft_token_ids (beams are not drafted for; leave them out)": len(self.draft_token_ids) > 0,
             "prompt_logprobs (leave it out)": self.prompt_logprobs is not None,
             "return_context_logits (leave it out)": self.return_context_logits,
             "return_generation_logits (leave it out)": self.return_generation_logits,

@@ -103,6 +103,16 @@ BAD: list[tuple[str, Any]] = [
     ("decode_retention_priority", -1),
     ("decode_retention_duration_ms", -1),
     ("max_draft_len", -1),
+    ("draft_token_ids", [-1]),
+    ("draft_token_ids", "12"),
+    ("no_repeat_ngram_size", -1),
+    ("no_repeat_ngram_size", 2.0),
+    ("top_p_decay", 0.0),
+    ("top_p_decay", 1.1),
+    ("top_p_min", -0.1),
+    ("top_p_min", 1.1),
+    ("top_p_reset_id", -1),
+    ("top_p_reset_id", "a"),
 ]
 
 
@@ -170,6 +180,8 @@ def test_min_tokens_over_max_tokens_are_refused() -> None:
         ({"beam_width": 2, "min_p": 0.1}, "min_p"),
         ({"beam_width": 2, "guided": GuidedParams(regex="a+")}, "guided"),
         ({"beam_width": 2, "max_draft_len": 4}, "not drafted for"),
+        ({"beam_width": 2, "draft_token_ids": [1]}, "not drafted for"),
+        ({"beam_width": 2, "top_p_decay": 0.5}, "top_p_decay"),
         ({"beam_width": 2, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"beam_width": 2, "return_generation_logits": True}, "return_generation_logits"),
         ({"ignore_eos": True, "guided": GuidedParams(regex="a+")}, "ignore_eos"),
