@@ -26,7 +26,7 @@ TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 SOURCES := $(shell find builder runtime plugins calibration serving triton_repo cli -type f -not -path '*/__pycache__/*')
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
-.PHONY: help demo build triton-env test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
+.PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
 	bench bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime wheel clean
 
 help:  ## list the targets
@@ -86,6 +86,12 @@ build: $(VENV)/.installed  ## make the environment and install plansmith into it
 
 demo: build  ## checkpoint -> engine for CPU and an sm89 GPU -> checked -> text
 	bash tools/demo.sh $(BIN)
+
+triton: build triton-env  ## a tritonserver with a real model on this machine's CPU, and calls to try
+	PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) bash tools/triton.sh $(BIN)
+
+triton-stop:  ## let its requests finish and stop it
+	$(BIN)/plansmith triton stop $(or $(REPOSITORY),demo/triton)
 
 # ---------------------------------------------------------------- tests
 
