@@ -170,11 +170,11 @@ def _carry(old: Path | None, engine_dir: Path, own: Overrides, tokenizer_dir: Pa
 
 
 def _check(plan: RepositoryPlan, out_dir: Path) -> list[str]:
-    """Return notes on parameters without effect, after reading all of them as the model will."""
+    """Return notes on parameters without effect, after checking all that the model will before it opens the engine."""
     from ..serving.triton.parameters import read_parameters
 
     settings, notes = read_parameters(plan.parameters("tensorrt_llm"), out_dir.resolve())
-    settings.open_arguments()
+    settings.check()
     return notes
 
 

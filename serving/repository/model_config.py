@@ -77,7 +77,7 @@ def parse_config(text: str, path: Path) -> ModelConfig:
     try:
         text_format.Parse(plain, message)
     except text_format.ParseError as error:
-        raise InvalidArgumentError(_parse_message(error, text, path)) from None
+        raise InvalidArgumentError(_parse_message(error, text, plain, path)) from None
     except (UnicodeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is no model configuration: {error}") from None
     return ModelConfig(path, message, frozenset(unfilled), _key_lines(text))
@@ -116,16 +116,27 @@ def _without_variables(text: str, path: Path) -> tuple[str, set[str]]:
     return "".join([*parts, text[end:]]), unfilled
 
 
-def _parse_message(error: Any, text: str, path: Path) -> str:
-    """Return protobuf's error with file and line, the line itself, and what to do."""
+def _parse_message(error: Any, text: str, plain: str, path: Path) -> str:
+    """Return protobuf's error with file and line, the line itself, and what to do.
+
+    plain : the text that was parsed
+    """
     number = error.GetLine()
-    said = re.sub(r"^\d+:\d+ : ", "", str(error)).strip()
-    said = said.replace("inference.", "")
+    said = re.sub(r"^\d+:\d+ : ", "", str(error)).replace("inference.", "")
     if not number:
-        return f"{path}: {said}"
-    lines = text.splitlines()
-    shown = lines[number - 1].strip()[:100] if number <= len(lines) else ""
-    return f"{path}, line {number}: {said}; the line is: {shown}"
+        return f"{path}: {_printable(said)}"
+    said = said.removeprefix(f"'{_line(plain, number)}': ").strip().rstrip(".")
+    shown = _line(text, number).strip()[:100]
+    return _printable(f"{path}, line {number}: {said}; the line is: {shown}")
+
+
+def _line(text: str, number: int) -> str:
+    lines = text.split("\n")
+    return lines[number - 1] if number <= len(lines) else ""
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _key_lines(text: str) -> dict[str, int]:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...runtime.engine_options import EngineOptions
 from ...runtime.errors import InvalidArgumentError
 from ...runtime.manifest import Manifest, load_manifest
+from ...runtime.opening import plan_opening
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,15 @@ class Settings:
             "verify_hashes": self.verify_hashes,
             **options,
         }
+
+    def check(self) -> None:
+        """Raise what opening the engine would raise, as far as that shows without opening its plan."""
+        arguments = self.open_arguments()
+        names = {field.name for field in dataclasses.fields(EngineOptions)}
+        options = {name: value for name, value in arguments.items() if name in names}
+        opening = plan_opening(self.engine_dir, self.target, self.draft, self.speculation, options)
+        opening.options.to_struct()
+        opening.check_files(hashes=False)
 
 
 def kv_bytes(settings: Settings, manifest: Manifest, num_tokens: int) -> int:

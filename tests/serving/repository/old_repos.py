@@ -73,6 +73,7 @@ def tensors() -> Iterator[tuple[str, str, str, str, str, str]]:
 
 def config_text(model: str) -> str:
     """Return a config.pbtxt as it was shipped: several lines a tensor, comments, variables."""
+    templated = "${prompt_embedding_table_data_type}"  # in later copies; in earlier ones FP16
     lines = [
         "# Copyright (c) the owners. ${not_a_variable} in a comment",
         "",
@@ -91,7 +92,11 @@ def config_text(model: str) -> str:
             "}",
         ]
     for kind in ("input", "output"):
-        blocks = [_tensor(*rest) for of, is_, *rest in tensors() if (of, is_) == (model, kind)]
+        blocks = [
+            _tensor(name, templated if name == "prompt_embedding_table" else type_, dims, flags)
+            for of, is_, name, type_, dims, flags in tensors()
+            if (of, is_) == (model, kind)
+        ]
         lines += [f"{kind} [", ",\n".join(blocks), "]"]
     if model in _COUNTS:
         count = _COUNTS[model]
