@@ -187,17 +187,17 @@ def test_the_text_is_that_of_the_engines_tokens(
     assert tokenizer is not None
     num_answers = 0
     for prompt in PROMPTS:
-        (ids,) = expected(prompt, 400)
+        (ids,) = expected(prompt, 1000)
         alone = tokenizer.decode(ids)
-        (whole,) = ask(server, model, [prompt], 400)
+        (whole,) = ask(server, model, [prompt], 1000)
         assert texts_of([whole])[0, 0, 0] == tokenizer.decode([*tokenizer.encode(prompt), *ids])
         assert whole["text_output"].shape == (1,)
-        (output,) = ask(server, model, [prompt], 400, exclude_input_in_output=True)
+        (output,) = ask(server, model, [prompt], 1000, exclude_input_in_output=True)
         assert texts_of([output])[0, 0, 0] == alone
-        stream = ask(server, model, [prompt], 400, stream=True)
+        stream = ask(server, model, [prompt], 1000, stream=True)
         num_answers += len(stream)
         assert texts_of(stream)[0, 0, 0] == alone
-    assert num_answers > 2 * len(PROMPTS)
+    assert num_answers > len(PROMPTS)
 
 
 @pytest.mark.parametrize("model", MODELS)
