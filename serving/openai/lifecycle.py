@@ -89,8 +89,8 @@ class Lifecycle:
         except Error as error:
             self._dead = f"the engine does not answer: {error}"
             return
-        waiting = stats.num_active_requests + stats.num_queued_requests + stats.num_paused_requests
-        if stats.iter != self._last_iter or not waiting:
+        # Its own counts of requests are those of the last step's end, so a first step that hangs would look idle.
+        if stats.iter != self._last_iter or not self._engine.num_open_requests:
             self._last_iter = stats.iter
             self._last_progress_s = time.monotonic()
 

@@ -22,6 +22,7 @@ from .protocol_http import guarded
 from .settings import Settings
 
 _BACKLOG = 2048
+_SEND_BUFFER_BYTES = 128 << 10  # of the kernel's memory for a client that reads slowly; it would take megabytes
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
@@ -41,6 +42,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         sock.bind(address)
         sock.listen(_BACKLOG)
     except OSError as error:

@@ -44,7 +44,7 @@ def test_a_seed_draws_the_engines_tokens(tiny: Served, local: Engine) -> None:
 
 
 def test_a_stream_put_together_is_the_whole(tiny: Served) -> None:
-    options: Any = dict(model="tiny", prompt="the", max_tokens=20, temperature=0.8, seed=3, n=2)
+    options: Any = {"model": "tiny", "prompt": "the", "max_tokens": 20, "temperature": 0.8, "seed": 3, "n": 2}
     whole = tiny.client().completions.create(**options)
     texts = ["", ""]
     finishes: list[str | None] = [None, None]
@@ -80,7 +80,14 @@ def test_prompts_come_as_text_ids_and_batches(tiny: Served, local: Engine) -> No
 
 
 def test_a_batch_streams_with_an_index_for_each_output(tiny: Served) -> None:
-    options: Any = dict(model="tiny", prompt=["the", "dog"], n=2, max_tokens=5, temperature=1, seed=1)
+    options: Any = {
+        "model": "tiny",
+        "prompt": ["the", "dog"],
+        "n": 2,
+        "max_tokens": 5,
+        "temperature": 1,
+        "seed": 1,
+    }
     whole = [one.text for one in tiny.client().completions.create(**options).choices]
     texts = [""] * 4
     for chunk in tiny.client().completions.create(**options, stream=True):
@@ -119,7 +126,14 @@ def test_echo_without_tokens_scores_the_prompt_alone(tiny: Served) -> None:
 
 
 def test_echoed_logprobs_of_a_stream_are_those_of_the_whole(tiny: Served) -> None:
-    options: Any = dict(model="tiny", prompt="the dog", max_tokens=6, temperature=0, logprobs=1, echo=True)
+    options: Any = {
+        "model": "tiny",
+        "prompt": "the dog",
+        "max_tokens": 6,
+        "temperature": 0,
+        "logprobs": 1,
+        "echo": True,
+    }
     whole = tiny.client().completions.create(**options).choices[0].logprobs
     tokens: list[str] = []
     offsets: list[int] = []
@@ -148,7 +162,13 @@ def test_a_chat_goes_through_the_template(tiny: Served, local: Engine) -> None:
 
 
 def test_a_chat_streams_its_text_and_logprobs(tiny: Served) -> None:
-    options: Any = dict(model="tiny", messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True)
+    options: Any = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+    }
     options["top_logprobs"] = 3
     whole = tiny.client().chat.completions.create(**options).choices[0]
     text, tokens, roles = "", [], []

@@ -78,7 +78,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("llama3", 'text {"name": "f", "parameters": {}}', 'text {"name": "f", "parameters": {}}', []),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "",
      [("f", '{"a": 1}'), ("g", "{}")]),
-    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": {"b": "]"}}[TOOL_CALLS]g[ARGS]{}', "", [("f", '{"a": {"b": "]"}}'), ("g", "{}")]),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": {"b": "]"}}[TOOL_CALLS]g[ARGS]{}', "",
+     [("f", '{"a": {"b": "]"}}'), ("g", "{}")]),
     ("mistral", "[TOOL", "[TOOL", []),
 ]  # fmt: skip
 
