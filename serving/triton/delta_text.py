@@ -86,9 +86,12 @@ class PrefixRule:
 
     It begins at a token that comes out by itself (no special token, no byte of a run, no piece of a character: such
     a one leaves every decoder in the same state, whatever came before) and holds enough of them.
+
+    least : tokens that `keep` keeps even so
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, least: int = 0) -> None:
+        self._least = least
         self._make = stream_maker(tokenizer)
         self._is_anchor: dict[int, bool] = {}
 
@@ -103,6 +106,14 @@ class PrefixRule:
             if not missing:
                 return start
         return 0
+
+    def keep(self, token_ids: list[int]) -> list[int]:
+        """Return the last of these tokens, the prefix of what follows them.
+
+        token_ids : a text from its first token on, or what `keep` kept and the tokens after it
+        """
+        end = len(token_ids)
+        return token_ids[min(self.start(token_ids, end), max(end - self._least, 0)) :]
 
     def _comes_out(self, token_id: int) -> bool:
         known = self._is_anchor.get(token_id)

@@ -21,12 +21,14 @@ from ...runtime.errors import (
 from ...runtime.sampling import SamplingParams
 from ...runtime.stats import RequestStats
 from .cancel_watch import CancelWatch
+from .delta_text import PrefixRule
 from .lora_cache import LoraCache
 from .outbox import Outbox
 from .request import Reply, Request
 from .row import Row
 from .settings import Settings
-from .stream import RowStream
+from .stream import RowStream, last_tokens
+from .write import PREFIX_LEN
 
 __all__ = ["EngineHost", "Observer", "Reply"]
 
@@ -56,6 +58,8 @@ class EngineHost:
 
     def __init__(self, engine: Engine, settings: Settings, observer: Observer | None = None) -> None:
         self._engine, self._settings, self._observer = engine, settings, observer
+        tokenizer = engine.tokenizer
+        self._keep_prefix = last_tokens if tokenizer is None else PrefixRule(tokenizer, PREFIX_LEN).keep
         self._adapters = LoraCache(
             engine,
             settings.max_adapters,
@@ -95,6 +99,7 @@ class EngineHost:
             self._outbox.wake,
             logits_dtype=self._settings.logits_dtype,
             is_stacked=not self._settings.is_decoupled,
+            keep_prefix=self._keep_prefix,
             on_answered=self._forget_id,
             on_end=self._ended,
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...runtime.completion import Completion
 from .outbox import Schedule
 from .row import Row
-from .stream import RowStream
+from .stream import KeepPrefix, RowStream, last_tokens
 from .write import Writer
 
 __all__ = ["Reply", "Request"]
@@ -53,6 +53,7 @@ class Request:
 
     wake : called as (request, at_once) when it has something to send
     is_stacked : several outputs of a row are one answer
+    keep_prefix : chooses prefix_ids
     on_answered : called once before the last answer goes, when the request's id is free again
     on_end : called once after it, with the completions and the error, if any
     """
@@ -65,6 +66,7 @@ class Request:
         *,
         logits_dtype: str = "float32",
         is_stacked: bool = False,
+        keep_prefix: KeepPrefix = last_tokens,
         on_answered: Callable[[Request], None],
         on_end: Callable[[Request, list[Completion], BaseException | None], None],
     ) -> None:
@@ -86,6 +88,7 @@ class Request:
                 Writer(row, reply.output_names, logits_dtype),
                 lambda at_once: wake(self, at_once),
                 is_stacked=is_stacked,
+                keep_prefix=keep_prefix,
             )
             for row in rows
         ]

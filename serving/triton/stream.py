@@ -17,12 +17,20 @@ from .write import PREFIX_LEN, Outputs, Piece, Writer
 __all__ = ["RowStream"]
 
 Wake = Callable[[bool], None]
+KeepPrefix = Callable[[list[int]], list[int]]
+"""Given output tokens that are out, returns the last ones that the text of the next answer takes."""
+
+
+def last_tokens(token_ids: list[int]) -> list[int]:
+    """Return the last PREFIX_LEN tokens, for a model without a tokenizer."""
+    return token_ids[-PREFIX_LEN:]
 
 
 class _Track:
     """What waits of one sequence. Its stream's lock guards it."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_prefix: KeepPrefix) -> None:
+        self._keep_prefix = keep_prefix
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.logits: list[NDArray[np.float32]] = []
@@ -57,7 +65,7 @@ class _Track:
             stop_reason=None if self.last is None else self.last.stop_reason,
             logits=np.concatenate(self.logits) if self.logits else None,
         )
-        self.prefix_ids = (self.prefix_ids + self.token_ids)[-PREFIX_LEN:]
+        self.prefix_ids = self._keep_prefix(self.prefix_ids + self.token_ids)
         self.token_ids, self.logprobs, self.logits = [], [], []
         return piece
 
@@ -67,9 +75,18 @@ class RowStream:
 
     wake : called as (at_once) when there is something to take; on the event thread, so it must not wait
     is_stacked : several outputs come as one answer, one below the other, as beams always do
+    keep_prefix : chooses prefix_ids
     """
 
-    def __init__(self, row: Row, writer: Writer, wake: Wake, *, is_stacked: bool = False) -> None:
+    def __init__(
+        self,
+        row: Row,
+        writer: Writer,
+        wake: Wake,
+        *,
+        is_stacked: bool = False,
+        keep_prefix: KeepPrefix = last_tokens,
+    ) -> None:
         self.row = row
         self.error: Error | None = None
         self.completion: Completion | None = None
@@ -84,7 +101,7 @@ class RowStream:
         self._is_taken = False
         self._max_tokens = row.params.get("max_tokens")
         self._lock = threading.Lock()
-        self._tracks = [_Track() for _ in range(num_sequences)]
+        self._tracks = [_Track(keep_prefix) for _ in range(num_sequences)]
         self._context_logits: NDArray[np.float32] | None = None
 
     def on_delta(self, item: Delta | Error) -> None:

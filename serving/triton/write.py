@@ -17,7 +17,7 @@ __all__ = ["PREFIX_LEN", "Outputs", "Piece", "Writer"]
 
 Outputs = dict[str, NDArray[Any]]
 
-PREFIX_LEN = 16  # output tokens that come with an answer's new ones, so that they can be made text
+PREFIX_LEN = 16  # output tokens, at least, that come with an answer's new ones, so that they can be made text
 _NO_TOKEN = -1
 _NO_LOGPROB = -1.0  # what the older backend filled with; sequence_length tells where it begins
 
@@ -45,7 +45,7 @@ class Piece:
 
     token_ids, logprobs : new tokens, and the log-probability of each where it was asked for
     cum_logprob : the sum over all tokens so far
-    prefix_ids : the output tokens before the new ones, the last PREFIX_LEN of them
+    prefix_ids : the output tokens before the new ones, PREFIX_LEN of them or what their text takes (PrefixRule)
     finish_reason, stop_reason : as Delta has them; None while it goes on
     logits : (tokens, V) float32, where they were asked for
     """
@@ -159,7 +159,8 @@ class Writer:
         if prompt_ids is not None:
             ids = [np.concatenate([prompt_ids, np.asarray(one, np.int32)]) for one in ids]
         is_final = all(one.finish_reason is not None for one in pieces)
-        prefix_ids = np.full((1, len(pieces), PREFIX_LEN), _NO_TOKEN, np.int32)
+        width = max(PREFIX_LEN, *(len(one.prefix_ids) for one in pieces))
+        prefix_ids = np.full((1, len(pieces), width), _NO_TOKEN, np.int32)
         for i, one in enumerate(pieces):
             if one.prefix_ids:
                 prefix_ids[0, i, -len(one.prefix_ids) :] = one.prefix_ids

@@ -45,6 +45,22 @@ def test_texts(name: str, skip: bool, size: int) -> None:
         assert "".join(answers(tokenizer, ids, list(range(0, len(ids), size)), skip=skip)) == whole
 
 
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "strips_both_ends"])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_prefixes_of_prefixes(name: str, data: st.DataObject) -> None:
+    """A stream keeps the prefix alone from answer to answer, and loses nothing by it."""
+    tokenizer = TOKENIZERS[name]
+    rule, make = PrefixRule(tokenizer, data.draw(st.sampled_from([0, 3, 16]))), stream_maker(tokenizer)
+    pool = data.draw(st.lists(st.integers(0, tokenizer.vocab_size), min_size=1, max_size=6))
+    pieces = data.draw(st.lists(st.lists(st.sampled_from(pool), max_size=9), min_size=1, max_size=12))
+    text, kept = "", []
+    for i, piece in enumerate(pieces):
+        text += delta_text(make, kept, piece, i == len(pieces) - 1)
+        kept = rule.keep(kept + piece)
+    assert text == tokenizer.decode([token_id for piece in pieces for token_id in piece])
+
+
 @pytest.mark.parametrize("name", MAKERS)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
