@@ -48,10 +48,11 @@ Try it:
 import queue
 import numpy as np
 import tritonclient.grpc as triton
+from tritonclient.utils import triton_to_np_dtype
 
 def tensor(name, value, kind):
     made = triton.InferInput(name, [1, 1], kind)
-    made.set_data_from_numpy(np.array([[value]], triton.utils.triton_to_np_dtype(kind)))
+    made.set_data_from_numpy(np.array([[value]], triton_to_np_dtype(kind)))
     return made
 
 inputs = [tensor("text_input", "The capital of Japan is", "BYTES"), tensor("max_tokens", 16, "INT32"),

@@ -74,7 +74,10 @@ class TritonApi:
         return found
 
     def generate(self, name: str, inputs: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the first answer of an inference, streaming model or not; the connection is closed after it."""
+        """Return the first answer of an inference, streaming model or not.
+
+        Its stream is read to the end: a connection closed at that moment leaves the request in the server for ever.
+        """
         with self._connection(self._http_port, timeout_s) as connection:
             response = self._send(
                 connection, "POST", f"/v2/models/{quote(name)}/generate_stream", inputs, timeout_s
@@ -137,17 +140,21 @@ class TritonApi:
     @staticmethod
     def _first_event(response: http.client.HTTPResponse, deadline: float) -> str:
         """Return the JSON of the first event, or of the error that came in its place."""
+        found = ""
         try:
             for line in response:
-                if line.startswith(b"{"):  # an error before there was a stream
-                    return line.decode("utf-8", "replace")
-                if line.startswith(b"data:"):
-                    return line[5:].decode("utf-8", "replace")
+                if not found and line.startswith(b"data:"):
+                    found = line[5:].decode("utf-8", "replace")
+                elif not found and line.startswith(b"{"):  # an error before there was a stream
+                    found = line.decode("utf-8", "replace")
                 if time.monotonic() > deadline:
                     break
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(f"no event of the stream came ({error!r})") from None
-        raise NoAnswer(f"the stream ended without an event (status {response.status})")
+            if not found:
+                raise NoAnswer(f"no event of the stream came ({error!r})") from None
+        if not found:
+            raise NoAnswer(f"the stream ended without an event (status {response.status})")
+        return found
 
 
 def counter_sum(metrics: str, family: str, labels: Mapping[str, str]) -> float:
