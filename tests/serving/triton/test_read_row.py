@@ -302,6 +302,7 @@ def test_a_length_beyond_the_engines_is_lowered_to_it() -> None:
     assert (row.params["max_tokens"], row.params["min_tokens"]) == (7, 7)
     assert row.notes == ("request_output_len is 16, of which max_seq_len leaves 7",)
     assert one(dataclasses.replace(DEFAULTS, max_seq_len=19)).params["max_tokens"] == 16
+    assert one(dataclasses.replace(DEFAULTS, max_seq_len=4)).params["max_tokens"] == 1
     # A prompt that leaves no room is the engine's error, which knows its limits' names.
     assert one(dataclasses.replace(DEFAULTS, max_seq_len=3)).params["max_tokens"] == 16
 
@@ -582,3 +583,12 @@ def test_whatever_is_in_bounds_is_taken_by_the_engines_own_checks(tensors: dict[
     SamplingParams(**row.params)
     for value in row.params.values():
         assert not isinstance(value, (np.generic, np.ndarray))
+
+
+def test_one_of_the_models_end_tokens_stands_for_all_of_them() -> None:
+    """The older preprocessing sends the tokenizer's one, where chat models have several."""
+    defaults = dataclasses.replace(DEFAULTS, own_end_ids=frozenset([9, 11]))
+    for end_id, stop_token_ids in ((9, None), (11, None), (5, (5,)), (-1, None)):
+        (row,) = read_rows(request(end_id=ints(end_id)), {}, defaults)
+        assert row.params.get("stop_token_ids") == stop_token_ids
+        assert row.params.get("ignore_eos", False) == (end_id in (5, -1))

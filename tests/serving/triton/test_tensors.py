@@ -26,6 +26,36 @@ DTYPES: dict[str, Any] = {
     "FP32": np.float32,
     "STRING": object,
 }
+NO_LIMIT = {
+    *("pad_id", "presence_penalty", "frequency_penalty", "seed", "len_penalty", "lora_task_id"),
+    *("encoder_output_lengths", "decoder_input_lengths", "prompt_vocab_size", "mrope_position_deltas"),
+}
+SHARES = {
+    "runtime_top_p_min",
+    "runtime_top_k_min",
+    "runtime_top_p_decay",
+    "min_p",
+    "draft_acceptance_threshold",
+    "priority",
+}
+AT_LEAST = {
+    -1: {"end_id", "runtime_top_p_reset_ids", "retention_decode_duration_ms"},
+    0: {
+        *(
+            "min_tokens",
+            "temperature",
+            "runtime_top_k",
+            "repetition_penalty",
+            "no_repeat_ngram_size",
+            "timeout_ms",
+        ),
+        *("early_stopping", "beam_search_diversity_rate", "lookahead_verification_set_size", "max_draft_len"),
+    },
+    1: {
+        *("input_lengths", "request_output_len", "num_return_sequences", "beam_width"),
+        *("lookahead_window_size", "lookahead_ngram_size"),
+    },
+}
 SPECS = sorted(INPUTS.values(), key=lambda spec: spec.name)
 SINGLES = [spec for spec in SPECS if spec.is_single]
 
@@ -70,6 +100,16 @@ def test_the_table_is_what_the_configuration_declares() -> None:
         if spec.name not in NOT_DECLARED
     }
     assert len(declared) > 60 and declared == ours
+
+
+def test_the_limits_of_values() -> None:
+    ours: dict[tuple[float | None, float | None], set[str]] = {}
+    for spec in SINGLES:
+        if spec.types[0] not in ("BOOL", "STRING") or spec.low is not None:
+            ours.setdefault((spec.low, spec.high), set()).add(spec.name)
+    want = {(low, None): names for low, names in AT_LEAST.items()}
+    want |= {(0, 1): SHARES, (None, None): NO_LIMIT, (None, 1): {"runtime_top_p"}}
+    assert ours == want | {(0, 100): {"retention_decode_priority"}}
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
