@@ -97,6 +97,7 @@ def _defaults(settings: Settings, engine: Engine) -> RowDefaults:
         exclude_input=settings.exclude_input,
         logits_dtype=dtype,
         max_seq_len=engine.model_info.max_seq_len,
+        own_end_ids=frozenset(() if engine.tokenizer is None else engine.tokenizer.eos_token_ids),
     )
 
 

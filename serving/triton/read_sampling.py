@@ -13,7 +13,8 @@ What is not sent means what it meant to the older stack, also where SamplingPara
 What differs:
 
 - A request without end_id ends at the model's own end tokens, where it ran to its full length; end_id -1 still has it
-  run. With a guide the model's own end tokens end it whatever end_id says, as the grammar's end must be sayable.
+  run, and one of the model's own stands for all of them, as a tokenizer names one where a model has several. With a
+  guide the model's own end tokens end it whatever end_id says, as the grammar's end must be sayable.
 - Temperature 0 is greedy; the older stack divided by a tiny number, to the same effect.
 - min_tokens holds for stop words too.
 - A beam is taken or dropped by transformers' rules, so that scores of equal requests can differ in the last beams.
@@ -76,7 +77,7 @@ def read_sampling(inputs: Inputs, row: int, prompt_len: int, defaults: RowDefaul
             "model, or ask for fewer beams"
         )
     params |= _beams(inputs, row, width) if width > 1 else _drawing(inputs, row)
-    params |= _ends(inputs, row, vocab_size)
+    params |= _ends(inputs, row, defaults)
     ngram_size = inputs.integer("no_repeat_ngram_size", row)
     if ngram_size and ngram_size < _NGRAM_OFF:
         params["no_repeat_ngram_size"] = ngram_size
@@ -133,10 +134,13 @@ def _beams(inputs: Inputs, row: int, width: int) -> dict[str, Any]:
     }
 
 
-def _ends(inputs: Inputs, row: int, vocab_size: int) -> dict[str, Any]:
+def _ends(inputs: Inputs, row: int, defaults: RowDefaults) -> dict[str, Any]:
     """Return what ends a row besides its length, and the words it must not have."""
+    vocab_size = defaults.vocab_size
     params: dict[str, Any] = {}
     end_id = inputs.integer("end_id", row)
+    if end_id in defaults.own_end_ids:
+        end_id = None
     if end_id is not None:
         params["ignore_eos"] = not inputs.text("guided_decoding_guide_type", row)
     if end_id is not None and end_id >= 0:

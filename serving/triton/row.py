@@ -32,6 +32,7 @@ class RowDefaults:
     exclude_input : leave the prompt out of output_ids
     logits_dtype : of draft_logits and of the logits in answers: float32 or float16
     max_seq_len : a longer request_output_len is lowered to what the prompt leaves of it; None = not here
+    own_end_ids : the model's end tokens; a request that names one of them has them all
     """
 
     vocab_size: int
@@ -39,6 +40,7 @@ class RowDefaults:
     exclude_input: bool = False
     logits_dtype: type[np.floating[Any]] = np.float32
     max_seq_len: int | None = None
+    own_end_ids: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,8 +22,8 @@ _NO_TOKEN = -1
 _NO_LOGPROB = -1.0  # what the older backend filled with; sequence_length tells where it begins
 
 # finish_reason of the runtime -> the older stack's numbers: 1 end id, 2 stop words, 3 length, 4 timed out, 5 cancelled.
-_FINISH_REASONS = {None: 0, "stop": 1, "length": 3, "timeout": 4, "cancelled": 5}
-_STOP_WORDS = 2
+_FINISH_REASONS = {None: 0, "length": 3, "timeout": 4, "cancelled": 5}
+_END_ID, _STOP_WORDS = 1, 2
 
 _STATS: Mapping[str, tuple[str, type[np.generic]]] = {
     "kv_cache_alloc_new_blocks": ("alloc_new_blocks", np.int32),
@@ -169,7 +169,7 @@ class Writer:
             "sequence_length": np.array([[len(one) for one in ids]], np.int32),
             "prefix_ids": prefix_ids,
             "is_final": np.array([[is_final]]),
-            "finish_reasons": np.array([[_finish_reason(one) for one in pieces]], np.int32),
+            "finish_reasons": np.array([[_finish_reason(one, self._row) for one in pieces]], np.int32),
         }
 
     def _generation_logits(self, pieces: Sequence[Piece]) -> NDArray[Any]:
@@ -183,10 +183,14 @@ class Writer:
         return made
 
 
-def _finish_reason(piece: Piece) -> int:
-    if piece.finish_reason == "stop" and piece.stop_reason is not None:
-        return _STOP_WORDS
-    return _FINISH_REASONS[piece.finish_reason]
+def _finish_reason(piece: Piece, row: Row) -> int:
+    if piece.finish_reason != "stop":
+        return _FINISH_REASONS[piece.finish_reason]
+    if piece.stop_reason is not None:
+        return _END_ID if piece.stop_reason == row.end_id else _STOP_WORDS
+    end = (*piece.prefix_ids, *piece.token_ids)
+    words = [tuple(word) for word in row.params.get("stop_words", ())]
+    return _STOP_WORDS if any(end[-len(word) :] == word for word in words) else _END_ID
 
 
 def _padded(rows: Sequence[Any], dtype: type[np.generic], fill: float) -> NDArray[Any]:

@@ -589,6 +589,6 @@ def test_one_of_the_models_end_tokens_stands_for_all_of_them() -> None:
     """The older preprocessing sends the tokenizer's one, where chat models have several."""
     defaults = dataclasses.replace(DEFAULTS, own_end_ids=frozenset([9, 11]))
     for end_id, stop_token_ids in ((9, None), (11, None), (5, (5,)), (-1, None)):
-        (row,) = read_rows(request(end_id=ints(end_id)), {}, defaults)
+        row = one(defaults, end_id=ints(end_id))
         assert row.params.get("stop_token_ids") == stop_token_ids
         assert row.params.get("ignore_eos", False) == (end_id in (5, -1))

@@ -35,7 +35,7 @@ def make_completion(*outputs: SequenceOutput) -> Completion:
 
 
 def make_row(**fields: Any) -> Row:
-    return Row(prompt_ids=PROMPT, params={}, **fields)
+    return Row(prompt_ids=PROMPT, **{"params": {}, **fields})
 
 
 def test_a_whole_answer_has_the_prompt_unless_it_is_left_out() -> None:
@@ -132,6 +132,18 @@ def test_finish_reasons_have_the_older_stacks_numbers(
     answer = Writer(make_row(streaming=True), ALL_NAMES).partial(piece)
     assert answer["finish_reasons"].tolist() == [[number]]
     assert answer["is_final"].tolist() == [[reason is not None]]
+
+
+def test_an_end_token_is_told_from_a_stop_word() -> None:
+    """end_id reaches the engine as a stop token, and its own stop words have no stop_reason."""
+    writer = Writer(make_row(params={"stop_words": ((7, 8), (5,))}, end_id=9), ALL_NAMES)
+    for piece, number in (
+        (Piece([1, 9], finish_reason="stop", stop_reason=9), 1),
+        (Piece([1, 5], finish_reason="stop"), 2),
+        (Piece([8], prefix_ids=[6, 7], finish_reason="stop"), 2),
+        (Piece([8], prefix_ids=[7, 6], finish_reason="stop"), 1),
+    ):
+        assert writer.partial(piece)["finish_reasons"].tolist() == [[number]]
 
 
 def test_a_partial_answer_has_new_tokens_alone_and_what_came_before_as_prefix() -> None:
