@@ -174,4 +174,9 @@ def _seconds(start_ns: int, end_ns: int) -> float | None:
 
 def _ended(stats: EngineStats) -> EngineStats:
     """Return the last totals of a closed engine, in which nothing runs."""
-    return dataclasses.replace(stats, free_num_blocks=stats.max_num_blocks, **dict.fromkeys(_LIVE, 0))
+    return dataclasses.replace(
+        stats,
+        num_completed_requests=stats.num_submitted_requests,
+        free_num_blocks=stats.max_num_blocks,
+        **dict.fromkeys(_LIVE, 0),
+    )

@@ -149,9 +149,14 @@ _OWN_STATE = (
     Family(
         "plansmith_requests",
         GAUGE,
-        "Sequences now: running, paused for lack of KV blocks, queued; each of a request's outputs counts",
+        "Sequences after the last step: running, paused for lack of KV blocks, queued; each output of a request counts",
         "state",
         ("running", "paused", "queued"),
+    ),
+    Family(
+        "plansmith_requests_unfinished",
+        GAUGE,
+        "Requests that the engine has taken and not ended, those in their first step included",
     ),
     Family(
         "plansmith_kv_cache_blocks",

@@ -43,6 +43,7 @@ def read_state(stats: EngineStats, last: IterationStats | None) -> Readings:
             "paused": paused,
             "queued": stats.num_queued_requests,
         },
+        "plansmith_requests_unfinished": {None: stats.num_submitted_requests - stats.num_completed_requests},
         "plansmith_kv_cache_blocks": {
             "max": blocks,
             "used": stats.used_num_blocks,

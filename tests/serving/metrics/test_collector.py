@@ -175,21 +175,27 @@ def test_counters_never_fall_while_threads_read_and_requests_run() -> None:
 
 def test_a_closed_engine_keeps_its_totals_and_runs_nothing() -> None:
     gate = threading.Event()
-    engine = Engine.from_executor(PythonExecutor(FakeModel(gate=gate)))
+    model = FakeModel(gate=gate)
+    engine = Engine.from_executor(PythonExecutor(model))
     metrics = EngineMetrics(engine)
     gate.set()
     engine.generate([1, 2, 3], GREEDY)
     gate.clear()
+    entered = model.num_entered
     handle = engine.submit([1, 2, 3, 4], GREEDY)
-    while not engine.stats().num_queued_requests and not engine.stats().num_active_requests:
+    while model.num_entered == entered:
         time.sleep(0.001)
-    values(metrics)
+    found = values(metrics)  # in the middle of its first step
+    assert found["plansmith_requests_unfinished", None] == 1
+    closing = threading.Thread(target=engine.close)
+    closing.start()
     gate.set()
-    engine.close()
+    closing.join()
     with pytest.raises(errors.ShutdownError):
         handle.result()
     found = values(metrics)
     assert found["plansmith_generation_tokens_total", None] >= 8
+    assert found["plansmith_requests_unfinished", None] == 0
     assert found["plansmith_requests", "running"] == found["plansmith_requests", "queued"] == 0
     assert found["nv_trt_llm_kv_cache_block_metrics", "used"] == 0
 
