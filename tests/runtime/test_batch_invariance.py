@@ -29,6 +29,9 @@ class Request:
     params: SamplingParams
     submit_before_step: int
     cancel_before_step: int | None
+    num_right_drafts: int | None = (
+        None  # it brings so many tokens of its output, and then wrong ones; None = none
+    )
 
 
 def min_blocks(info: ModelInfo) -> int:
@@ -45,6 +48,10 @@ def sampling(vocab_size: int, adapters: Sequence[str]) -> st.SearchStrategy[Samp
         temperature=st.sampled_from([0.0, 0.7, 1.5]),
         top_k=st.sampled_from([0, 0, 5]),
         top_p=st.sampled_from([1.0, 0.8]),
+        top_p_decay=st.sampled_from([1.0, 0.8]),
+        top_p_min=st.sampled_from([0.0, 0.3]),
+        top_p_reset_id=st.one_of(st.none(), token),
+        no_repeat_ngram_size=st.sampled_from([0, 0, 1, 3]),
         min_p=st.sampled_from([0.0, 0.05]),
         repetition_penalty=st.sampled_from([1.0, 1.3]),
         frequency_penalty=st.sampled_from([0.0, 0.5]),
@@ -69,6 +76,7 @@ def requests(vocab_size: int, adapters: Sequence[str] = ()) -> st.SearchStrategy
         params=sampling(vocab_size, adapters),
         submit_before_step=st.integers(0, 12),
         cancel_before_step=st.one_of(st.none(), st.none(), st.integers(1, 25)),
+        num_right_drafts=st.one_of(st.none(), st.none(), st.integers(0, MAX_OUTPUT)),
     )
     return st.lists(one, min_size=1, max_size=10)
 
@@ -109,6 +117,14 @@ def output(completion: Completion) -> list[tuple[int, float, Any, bytes]]:
     ]
 
 
+def with_drafts(request: Request, alone: Completion) -> Request:
+    """Return the request with the drafts that it is to bring."""
+    if request.num_right_drafts is None:
+        return request
+    drafts = [*alone.token_ids[: request.num_right_drafts], 0, 1, 2]
+    return dataclasses.replace(request, params=dataclasses.replace(request.params, draft_token_ids=drafts))
+
+
 def check(
     make_executor: Callable[[], Executor],
     engine_options: EngineOptions,
@@ -119,11 +135,13 @@ def check(
     """Compare each request with itself alone in an engine without reuse; return the statistics of the mixed run."""
     chosen = with_draft(engine_options, make_draft) if make_draft is not None else engine_options
     loaded = adapters or {}
-    together, stats = run(make_executor(), chosen, work, loaded)
-    for request, mixed in zip(work, together, strict=True):
-        by_itself = dataclasses.replace(request, submit_before_step=0, cancel_before_step=None)
-        plain = EngineOptions(manual_step=True, enable_block_reuse=False)
-        (alone,), _ = run(make_executor(), plain, [by_itself], loaded)
+    plain = EngineOptions(manual_step=True, enable_block_reuse=False)
+    wanted = [
+        run(make_executor(), plain, [Request(request.prompt, request.params, 0, None)], loaded)[0][0]
+        for request in work
+    ]
+    together, stats = run(make_executor(), chosen, list(map(with_drafts, work, wanted)), loaded)
+    for mixed, alone in zip(together, wanted, strict=True):
         if mixed.finish_reason == "cancelled":
             assert output(mixed) == output(alone)[: len(mixed.token_ids)]
         else:
@@ -160,6 +178,16 @@ TIGHT: dict[str, Any] = {
     "kv_cache_bytes": min_blocks(INFO) * INFO.kv_bytes_per_block,
 }
 ALWAYS: dict[str, Any] = {"max_draft_len": 3, "adaptive_draft_len": False}
+
+
+@pytest.mark.parametrize("switched", [{}, {"max_num_tokens": 9}, TIGHT, {**ALWAYS, "draft_mode": "model"}])
+def test_drafts_that_requests_bring_are_taken(switched: dict[str, Any]) -> None:
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=MAX_OUTPUT, temperature=temperature, seed=4, logprobs=3)
+        work = [Request((i,) * 12, params, i // 3, None, 2 + i) for i in range(12)]
+        chosen = EngineOptions(manual_step=True, **switched)
+        stats = check(lambda: PythonExecutor(FakeModel()), chosen, work, lambda: PythonExecutor(OftenRight()))
+        assert stats.num_accepted_draft_tokens > 30
 
 
 @pytest.mark.parametrize(

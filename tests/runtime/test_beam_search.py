@@ -67,6 +67,14 @@ class Reference:
         scores = out.sequences_scores.tolist()
         return [Scored(tokens, score) for tokens, score in zip(outputs, scores, strict=True)]
 
+    def greedy(self, prompt: Sequence[int], **kwargs: Any) -> list[int]:
+        """Return the output of greedy generate()."""
+        ids = self._torch.tensor([list(prompt)])
+        mask = self._torch.ones_like(ids)
+        out = self.model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **kwargs)
+        tokens: list[int] = out[0, len(prompt) :].tolist()
+        return tokens
+
 
 @pytest.fixture(scope="module")
 def reference(tiny_checkpoint: GetPath) -> Callable[[str], Reference]:
@@ -196,6 +204,30 @@ def test_repetition_penalty_and_bad_words_see_each_beams_own_history(
     wanted = theirs.beams(SHORT, 4, max_new_tokens=12, repetition_penalty=1.3, bad_words_ids=banned)
     assert [b.token_ids for b in wanted] != [b.token_ids for b in free]
     check(scored(completion, 1.0), wanted, compare_scores=False)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_repeated_ngrams_as_in_transformers(
+    width: int, size: int, reference: Callable[[str], Reference], engine: Callable[[str], Engine]
+) -> None:
+    """Greedy and beams, over prompt and output; a tiny model repeats itself at once without it."""
+    theirs = reference("llama")
+    own = params(width, 40, no_repeat_ngram_size=size, temperature=0.0)
+    repeating = [5, 9, 5, 9, 5]
+    completions = engine("llama").generate([repeating, LONG], own)
+    for prompt, completion in zip([repeating, LONG], completions, strict=True):
+        kwargs: dict[str, Any] = {"max_new_tokens": 40, "no_repeat_ngram_size": size}
+        if width == 1:
+            assert list(completion.token_ids) == theirs.greedy(prompt, **kwargs)
+        else:
+            check(scored(completion, 1.0), theirs.beams(prompt, width, **kwargs), compare_scores=False)
+        text = [*prompt, *completion.token_ids]
+        ngrams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
+        own_ngrams = ngrams[len(prompt) - size + 1 :]
+        assert len({*own_ngrams}) == len(own_ngrams) and not {*own_ngrams} & {
+            *ngrams[: len(prompt) - size + 1]
+        }
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])

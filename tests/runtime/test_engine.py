@@ -160,7 +160,9 @@ def test_bias_and_bad_words_reach_the_core(engine: Engine) -> None:
 
 def test_stop_words_end_the_output_and_stay_in_it(engine: Engine) -> None:
     expected = greedy([1, 2, 3], 8)
-    ends = next(i for i in range(3, 8) if expected.index(expected[i]) == i)  # two tokens that stand nowhere before
+    ends = next(
+        i for i in range(3, 8) if expected.index(expected[i]) == i
+    )  # two tokens that stand nowhere before
     word = expected[ends - 1 : ends + 1]
     params = dataclasses.replace(GREEDY, stop_words=[[63, 62, 61], word])
     (stopped,) = engine.generate([[1, 2, 3]], params)

@@ -264,6 +264,26 @@ def test_what_is_asked_of_the_prompt_comes_with_the_first_delta(
     assert [d.prompt_logprobs for d in deltas if d is not first] == [None] * (len(deltas) - 1)
 
 
+def test_top_p_decays_and_comes_back(engine: Engine) -> None:
+    """With nothing left of the nucleus but its best token, only the first one and those behind a reset are drawn."""
+    first = {one(engine, dataclasses.replace(SAMPLED, seed=seed)).token_ids[0] for seed in range(40)}
+    assert len(first) > 10
+    decaying = dataclasses.replace(SAMPLED, max_tokens=6, top_p_decay=1e-6)
+    for seed in range(10):
+        tokens = one(engine, dataclasses.replace(decaying, seed=seed)).token_ids
+        assert list(tokens[1:]) == greedy([*PROMPT, tokens[0]], 5)
+    tail = greedy([*PROMPT, 7], 5)
+    forced = dataclasses.replace(decaying, logit_bias={}, top_p_reset_id=tail[2])
+    (done,) = engine.generate([[*PROMPT]], dataclasses.replace(forced, n=200))
+    outputs = [o.token_ids for o in done.outputs if tail[2] in o.token_ids[:-1]]
+    after = {o[: o.index(tail[2]) + 1]: set[int]() for o in outputs}
+    for output in outputs:
+        after[output[: output.index(tail[2]) + 1]].add(output[output.index(tail[2]) + 1])
+    assert max(map(len, after.values())) > 1, "behind the reset token it is drawn again"
+    least = dataclasses.replace(SAMPLED, top_p=0.5, top_p_min=0.5, top_p_decay=0.1)
+    assert one(engine, least).token_ids == one(engine, dataclasses.replace(SAMPLED, top_p=0.5)).token_ids
+
+
 def test_logits_are_freed_with_the_arrays(engine: Engine) -> None:
     """A thousand prompts' logits of 48 x 64 floats each; what is kept is one array."""
     params = dataclasses.replace(GREEDY, max_tokens=1, return_context_logits=True)

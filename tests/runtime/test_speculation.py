@@ -120,3 +120,40 @@ def test_drafts_find_a_shared_prompt_computed(tiny_engine: GetPath) -> None:
     assert second.stats.reused_tokens > 0
     # The first one's drafts had to wait until the draft had computed the prompt, some chunks long.
     assert second.stats.num_decode_iters < first.stats.num_decode_iters
+
+
+BROUGHT: dict[str, dict[str, Any]] = {
+    "off": {"speculation": "off"},
+    "ngram": {"speculation": "ngram", "ngram_min": 1, "max_draft_len": 3},
+    "model": {"max_draft_len": 3, "draft": "int4"},
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("how", list(BROUGHT))
+def test_drafts_that_a_request_brings(tiny_engine: GetPath, how: str, precision: str) -> None:
+    """Right ones save steps from the end of the prompt on, wrong ones nothing; no token moves."""
+    options = dict(BROUGHT[how])
+    if "draft" in options:
+        options["draft"] = tiny_engine("llama", options["draft"])
+    plain = {"speculation": "off", "num_threads": 1}
+    with (
+        Engine.open(tiny_engine("llama", precision), **plain) as calm,
+        Engine.open(tiny_engine("llama", precision), num_threads=2, **options) as engine,
+    ):
+        for name, params in PARAMS.items():
+            alone = calm.generate(PROMPTS, params)
+            right = [dataclasses.replace(params, draft_token_ids=c.token_ids) for c in alone]
+            wrong = [
+                dataclasses.replace(params, draft_token_ids=[*c.token_ids[:5], 319, *c.token_ids[6:]])
+                for c in alone
+            ]
+            for own in (right, wrong):
+                assert [key(c) for c in engine.generate(PROMPTS, own)] == [key(c) for c in alone], name
+        (want,) = calm.generate([PROMPTS[0]], PARAMS["greedy"])
+        before = engine.stats()
+        params = dataclasses.replace(PARAMS["greedy"], draft_token_ids=want.token_ids, max_draft_len=0)
+        (done,) = engine.generate([PROMPTS[0]], params)
+        # The prompt and 28 of them fill a step, the other 10 that are of use go into the next.
+        assert engine.stats().iter - before.iter == 2 and done.stats.num_decode_iters == 2
+        assert done.stats.num_draft_tokens == done.stats.num_accepted_draft_tokens == 38
