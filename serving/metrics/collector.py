@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Mapping
@@ -51,13 +52,14 @@ class Observation(NamedTuple):
 class EngineMetrics:
     """The metrics of one engine. Any thread may call any method.
 
-    Step records are given once, so an engine has one EngineMetrics; whatever shows them shares it.
+    Step records are given once, so an engine has one EngineMetrics; whatever shows them shares it. Counters begin at 0
+    here, whatever the engine has done before to warm up.
     """
 
     def __init__(self, engine: EngineBase) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._stats = engine.stats()
+        self._start = self._stats = engine.stats()
         self._last: IterationStats | None = None
         self._histograms = {family.name: Histogram(family) for family in FAMILIES if family.kind == HISTOGRAM}
         # What no engine counts: family name -> value of its label -> number.
@@ -98,6 +100,8 @@ class EngineMetrics:
         raises InvalidArgumentError for another reason
         """
         self._add("plansmith_requests_finished_total", reason)
+        with self._lock, contextlib.suppress(errors.ShutdownError):
+            self._stats = self._engine.stats()  # the engine may be closed before they are read again
         seen = [
             Observation(BY_NAME[name], value)
             for name, value in observations(stats, num_sequences).items()
@@ -106,6 +110,10 @@ class EngineMetrics:
         for one in seen:
             self._histograms[one.family.name].observe(one.value)
         return seen
+
+    def observe_cancelled(self) -> None:
+        """Count a request whose client has left, so that nobody waits for its statistics."""
+        self._add("plansmith_requests_finished_total", "cancelled")
 
     def observe_error(self, error: BaseException) -> None:
         """Count a request that was refused or ended with an error."""
@@ -143,7 +151,7 @@ class EngineMetrics:
         self._stats = stats
         if records:
             self._last = records[-1]
-        return {**read_state(stats, self._last), **read_totals(stats)}
+        return {**read_state(stats, self._last), **read_totals(stats.since(self._start))}
 
 
 def observations(stats: RequestStats, num_sequences: int = 1) -> dict[str, float | None]:

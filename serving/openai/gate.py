@@ -44,11 +44,14 @@ class Gate:
         scope[KEY] = identity
         answer = _Answer(send, identity)
         begin_s = time.monotonic()
-        self._ctx.metrics.http_started()
+        is_counted = scope["path"] not in _ALWAYS_PATHS  # a scrape would see itself, probes would hide the rest
+        if is_counted:
+            self._ctx.metrics.http_started()
         try:
             await self._answer(scope, receive, answer, identity)
         finally:
-            self._ctx.metrics.http_ended(answer.status or GONE)
+            if is_counted:
+                self._ctx.metrics.http_ended(answer.status or GONE)
             if self._access_log is not None:
                 self._access_log.note(_line(scope, identity, answer.status, time.monotonic() - begin_s))
 

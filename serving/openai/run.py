@@ -65,7 +65,9 @@ class Run:
     ) -> None:
         """Cancel what has not ended."""
         for handle in self._handles:
-            handle.cancel()
+            if not handle.done:
+                self._ctx.metrics.observe_cancelled()
+                handle.cancel()
 
     async def results(self) -> list[Completion]:
         """Wait for all and return their completions; raises ApiError for the first error."""

@@ -60,8 +60,8 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(done.token_ids, np.int32))])
 
     def finalize(self):
-        self.metrics.stop()
         self.engine.close()
+        self.metrics.stop()
 """
 
 

@@ -200,6 +200,27 @@ def test_a_closed_engine_keeps_its_totals_and_runs_nothing() -> None:
     assert found["nv_trt_llm_kv_cache_block_metrics", "used"] == 0
 
 
+def test_the_last_requests_count_though_the_engine_is_closed_before_they_are_read() -> None:
+    with Engine.from_executor(fake_executor()) as engine:
+        metrics = EngineMetrics(engine)
+        done = engine.generate([1, 2, 3], GREEDY)[0]
+        metrics.observe(done.stats, done.finish_reason)
+    assert values(metrics)["plansmith_generation_tokens_total", None] == 8
+
+
+def test_a_warm_up_before_does_not_count() -> None:
+    with Engine.from_executor(fake_executor()) as engine:
+        engine.generate([1, 2, 3], GREEDY)
+        running = engine.submit([1, 2], GREEDY)
+        metrics = EngineMetrics(engine)
+        running.result()
+        engine.generate([[1, 2, 3]], GREEDY)
+        found = values(metrics)
+    assert 8 <= found["plansmith_generation_tokens_total", None] <= 16
+    assert found["plansmith_requests_submitted_total", None] == 1
+    assert found["plansmith_requests_unfinished", None] == 0
+
+
 def test_errors_are_counted_by_kind() -> None:
     with Engine.from_executor(fake_executor()) as engine:
         metrics = EngineMetrics(engine)
@@ -233,6 +254,8 @@ def test_an_error_has_one_kind(error: Exception, kind: str) -> None:
 def test_http_requests_come_and_go() -> None:
     with Engine.from_executor(fake_executor()) as engine:
         metrics = EngineMetrics(engine)
+        metrics.observe_cancelled()
+        assert values(metrics)["plansmith_requests_finished_total", "cancelled"] == 1
         for _ in range(3):
             metrics.http_started()
         metrics.http_ended(200)
