@@ -106,8 +106,13 @@ struct ExpectedSequence {
 
 // A request, everything it points to, and what must come of it.
 struct FuzzRequest {
+  FuzzRequest() : request{} {
+    psm_request_init(&request);
+    request.struct_size = PSM_REQUEST_SIZE;
+  }
+
   psm_request request;
-  std::vector<int32_t> prompt, end_ids, stop_ids, stop_ends, bad_ids, bad_ends, bias_ids;
+  std::vector<int32_t> prompt, end_ids, stop_ids, stop_ends, bad_ids, bad_ends, bias_ids, draft;
   std::vector<float> bias_values;
   std::vector<psm_retention_range> retention;
   uint64_t guide_salt = 0;  // 0 = none
@@ -131,6 +136,8 @@ struct FuzzRequest {
     r.num_logit_bias = static_cast<int32_t>(bias_ids.size());
     r.retention_ranges = retention.data();
     r.num_retention_ranges = static_cast<int32_t>(retention.size());
+    r.draft_ids = draft.data();
+    r.num_draft_ids = static_cast<int32_t>(draft.size());
     return r;
   }
 };
@@ -181,6 +188,15 @@ inline void Expect(const EngineConfig& config, uint64_t model_seed, FuzzRequest*
   }
 }
 
+// What the caller thinks will come: right up to somewhere, then not.
+inline void AddCallerDraft(int32_t vocab_size, FuzzRandom* r, FuzzRequest* fuzz) {
+  const std::vector<int32_t>& tokens = fuzz->expected.front().tokens;
+  fuzz->draft = tokens;
+  fuzz->draft.resize(static_cast<size_t>(r->Below(static_cast<int32_t>(tokens.size()) + 1)));
+  for (int32_t n = r->Below(2) * r->Below(20); n > 0; --n)
+    fuzz->draft.push_back(r->Below(vocab_size));
+}
+
 // The bounds of the requests of one episode.
 struct FuzzShape {
   int32_t vocab_size, max_input_len, max_seq_len, max_beams;
@@ -195,6 +211,12 @@ inline void FillSampling(const FuzzShape& shape, FuzzRandom* r, FuzzRequest* f) 
   if (r->OneIn(3)) q.top_k = r->Between(2, 12);
   if (r->OneIn(3)) q.top_p = 0.9f;
   if (r->OneIn(6)) q.min_p = 0.02f;
+  if (r->OneIn(6)) {
+    q.top_p_decay = 0.8f;
+    q.top_p_min = 0.1f * static_cast<float>(r->Below(5));
+    q.top_p_reset_id = r->Below(shape.vocab_size + 1) - 1;
+  }
+  if (r->OneIn(6)) q.no_repeat_ngram_size = r->Between(2, 4);
   if (r->OneIn(4)) q.repetition_penalty = 1.2f;
   if (r->OneIn(4)) q.frequency_penalty = 0.3f;
   if (r->OneIn(6)) q.presence_penalty = -0.2f;
@@ -225,6 +247,7 @@ inline void FillOutputs(const FuzzShape& shape, FuzzRandom* r, FuzzRequest* f) {
     q.top_k = 0;
     q.top_p = 1.0f;
     q.min_p = 0.0f;
+    q.top_p_decay = 0.0f;
     q.length_penalty = 0.5f * static_cast<float>(r->Below(4));
     q.early_stopping = r->Below(3);
     if (r->OneIn(4)) q.beam_search_diversity_rate = 0.5f;
@@ -244,7 +267,6 @@ inline void FillOutputs(const FuzzShape& shape, FuzzRandom* r, FuzzRequest* f) {
 
 inline std::unique_ptr<FuzzRequest> RandomRequest(const FuzzShape& shape, FuzzRandom* r) {
   auto f = std::make_unique<FuzzRequest>();
-  psm_request_init(&f->request);
   psm_request& q = f->request;
   if (!r->OneIn(4)) {
     const auto& prefix =

@@ -479,6 +479,7 @@ class Episode {
     ++coverage.requests;
     if (!fuzz->has_beams()) {
       Expect(config(), kModelSeed, fuzz);
+      if (r_.OneIn(4)) AddCallerDraft(shape_.vocab_size, &r_, fuzz);
     } else {
       ++coverage.beams;
       ExpectBeams(fuzz, adapter_salts_[adapter]);
@@ -562,7 +563,6 @@ class Episode {
       FUZZ_CHECK(all_[i].over, "a request without an end after the shutdown");
     try {
       FuzzRequest again;
-      psm_request_init(&again.request);
       again.prompt = {1};
       again.request.max_tokens = 1;
       engine_->Submit(CheckRequest(again.Get(), config()));
