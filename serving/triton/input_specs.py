@@ -133,3 +133,6 @@ _SPECS = (
 )
 
 INPUTS: Mapping[str, TensorSpec] = {spec.name: spec for spec in _SPECS}
+
+OLDER_NAMES: Mapping[str, str] = {"min_length": "min_tokens", "random_seed": "seed"}
+"""What inputs were called before the spring of 2025, and are called now; the models take both."""

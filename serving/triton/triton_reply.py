@@ -19,6 +19,7 @@ from ...runtime.errors import (
     ShutdownError,
     UnsupportedError,
 )
+from .input_specs import OLDER_NAMES
 
 __all__ = ["TritonReply", "request_parameters", "request_tensors"]
 
@@ -31,8 +32,13 @@ _CODES: tuple[tuple[tuple[type[Error], ...], str], ...] = (
 
 
 def request_tensors(request: Any) -> dict[str, NDArray[Any]]:
-    """Return a request's inputs by name."""
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """Return a request's inputs by the names they have now; the newer counts where a request has both."""
+    tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    for older, name in OLDER_NAMES.items():
+        if older in tensors:
+            tensors.setdefault(name, tensors[older])
+            del tensors[older]
+    return tensors
 
 
 def request_parameters(request: Any) -> dict[str, Any]:

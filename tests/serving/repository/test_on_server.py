@@ -96,3 +96,19 @@ def test_types_and_sizes_are_the_older_ones(server: RunningTriton) -> None:
     assert config["dynamic_batching"]["default_queue_policy"]["max_queue_size"] == 17
     kinds = {one["name"]: one["data_type"] for one in config["output"]}
     assert kinds["context_logits"] == "TYPE_FP16"
+
+
+@pytest.mark.parametrize("model", ["llama", "tensorrt_llm_bls"])
+def test_older_names_of_inputs_mean_the_same(server: RunningTriton, model: str) -> None:
+    drawn = {"text_input": PROMPT, "max_tokens": 12, "top_k": 50, "temperature": 5.0}
+
+    def text(**more: object) -> str:
+        answer: str = json.loads(post(server, f"{model}/generate", **drawn, **more))["text_output"]
+        return answer
+
+    assert text(random_seed=7) == text(seed=7) != text(random_seed=8)
+    assert text(random_seed=7, seed=8) == text(seed=8)
+    end = {"seed": 7, "max_tokens": 400}
+    drawn.pop("max_tokens")
+    assert text(min_length=400, **end) == text(min_tokens=400, **end)
+    assert len(text(**end)) < len(text(min_length=400, **end))

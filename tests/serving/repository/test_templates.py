@@ -19,26 +19,33 @@ from plansmith.serving.repository.template import (
     quoted,
     template_dir,
 )
+from plansmith.serving.triton.input_specs import OLDER_NAMES
 from plansmith.serving.triton.parameters import PARAMETERS
 from plansmith.serving.triton.tensors import INPUTS
 from tritonclient.grpc import model_config_pb2
 
-# Later copies of the older repositories have these as well, or in another form.
-LATER = {
+# Other copies of the older repositories have these as well, or in another form.
+OTHERS = {
     ("tensorrt_llm", "input"): {
         "return_num_input_tokens": "BOOL 1 os",
         "return_num_output_tokens": "BOOL 1 os",
         "return_kv_cache_reuse_stats": "BOOL 1 os",
+        "min_length": "INT32 1 os",  # min_tokens and seed, before
+        "random_seed": "UINT64 1 os",
     },
     ("ensemble", "input"): {
         "return_num_input_tokens": "BOOL 1 o",
         "return_num_output_tokens": "BOOL 1 o",
         "return_kv_cache_reuse_stats": "BOOL 1 o",
+        "min_length": "INT32 1 o",  # min_tokens and seed, before
+        "random_seed": "UINT64 1 o",
     },
     ("tensorrt_llm_bls", "input"): {
         "return_num_input_tokens": "BOOL 1 os",
         "return_num_output_tokens": "BOOL 1 os",
         "return_kv_cache_reuse_stats": "BOOL 1 os",
+        "min_length": "INT32 1 o",  # min_tokens and seed, before
+        "random_seed": "UINT64 1 o",
     },
     **{
         (model, "output"): {"num_input_tokens": "INT32 1 ", "num_output_tokens": "INT32 1 "}
@@ -95,7 +102,7 @@ def test_tensors_are_the_older_ones_and_ours_are_optional(
         name: f"{TYPES.get(type_, type_)} {dims} {flags}"
         for of, is_, name, type_, dims, flags in tensors()
         if (of, is_) == (model, kind)
-    } | LATER.get((model, kind), {})
+    } | OTHERS.get((model, kind), {})
     assert {name: has.get(name) for name in older} == older
     more = {name: text for name, text in has.items() if name not in older}
     if (model, kind) in OWN:
@@ -107,9 +114,9 @@ def test_tensors_are_the_older_ones_and_ours_are_optional(
 def test_every_input_that_is_read_is_declared_as_it_is_read(configs: dict[str, Any]) -> None:
     declared = {one.name: one for one in configs["tensorrt_llm"].input}
     undeclared = {"runtime_top_k_min", "multimodal_embedding"}  # never were
-    assert INPUTS.keys() - undeclared == declared.keys()
+    assert INPUTS.keys() - undeclared == declared.keys() - OLDER_NAMES.keys()
     for name, tensor in declared.items():
-        assert described(tensor).split(" ")[0] in INPUTS[name].types, name
+        assert described(tensor).split(" ")[0] in INPUTS[OLDER_NAMES.get(name, name)].types, name
 
 
 def test_models_are_configured_for_the_python_backend(configs: dict[str, Any]) -> None:

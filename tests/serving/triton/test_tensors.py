@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plansmith.runtime.errors import InvalidArgumentError, ShapeError
+from plansmith.serving.triton.input_specs import OLDER_NAMES
 from plansmith.serving.triton.tensors import INPUTS, Inputs, TensorSpec, triton_type
 
 CONFIG = Path(__file__).parents[3] / "triton_repo" / "tensorrt_llm" / "config.pbtxt"
@@ -86,6 +87,8 @@ def test_the_table_is_what_the_configuration_declares() -> None:
         if found is None:
             continue
         name, kind, dims = found.groups()
+        if name in OLDER_NAMES:  # renamed before they are read
+            continue
         declared[name] = (
             tuple(int(dim) for dim in dims.split(",")),
             "reshape: { shape: [ ] }" in line,
