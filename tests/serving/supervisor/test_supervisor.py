@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -31,16 +32,17 @@ def _is_well(state: dict[str, Any]) -> bool:
 def test_start_status_stop(triton: Commands) -> None:
     assert triton.run("status").returncode == 3
     assert triton.run("stop").stdout == "nothing is running\n"
-    started = triton.start()
+    with ThreadPoolExecutor() as threads:  # two at once: one of them has it
+        both = [threads.submit(triton.start) for _ in range(2)]
+        refused, started = sorted((one.result() for one in both), key=lambda one: -one.returncode)
     assert started.returncode == 0, started.stderr
     assert "loading counter" in started.stderr
+    assert refused.returncode == 1
+    assert "already running" in refused.stderr
     triton.wait_for(_is_well)
     told = triton.run("status")
     assert told.returncode == 0
     assert "counter: ready, answered" in told.stdout
-    again = triton.start()
-    assert again.returncode == 1
-    assert "already running" in again.stderr
     assert triton.api().generate("all", {"COUNT": 1}, 5)["INDEX"] == 0
     stopped = triton.run("stop")
     assert (stopped.returncode, stopped.stdout) == (

@@ -1,0 +1,138 @@
+"""Parts of the supervisor that need no server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from plansmith.runtime.errors import InvalidArgumentError
+from plansmith.serving.supervisor import processes
+from plansmith.serving.supervisor.api import counter_sum
+from plansmith.serving.supervisor.canary import canary_inputs
+from plansmith.serving.supervisor.control import stop, verdict
+from plansmith.serving.supervisor.loading import load_order
+from plansmith.serving.supervisor.log_files import last_lines, put_aside
+from plansmith.serving.supervisor.options import SupervisorOptions, read_canaries
+from plansmith.serving.supervisor.orphans import end_orphans
+from plansmith.serving.supervisor.state import State, boot_id, read_state, write_state
+
+_ENSEMBLE = 'platform: "ensemble" ensemble_scheduling {{ step [ {{ model_name: "{}" }} ] }}'
+
+
+def _repository(folder: Path, **configs: str) -> Path:
+    for name, text in configs.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(text)
+    return folder
+
+
+def test_the_engine_is_loaded_first_and_ensembles_after_their_steps(tmp_path: Path) -> None:
+    python = 'backend: "python"'
+    repository = _repository(
+        tmp_path,
+        aaa=_ENSEMBLE.format("all"),
+        all=_ENSEMBLE.format("zzz"),
+        zzz=f'{python}  # platform: "ensemble" model_name: "aaa"',
+        tensorrt_llm=python,
+        tensorrt_llm_bls=python,
+    )
+    assert load_order([repository]) == ["tensorrt_llm", "zzz", "tensorrt_llm_bls", "all", "aaa"]
+    assert load_order([repository], ["all"]) == ["zzz", "all"]
+    with pytest.raises(InvalidArgumentError, match="no model nope"):
+        load_order([repository], ["nope"])
+    with pytest.raises(InvalidArgumentError, match="is no directory"):
+        load_order([tmp_path / "nowhere"])
+
+
+def test_logs_are_put_aside(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    assert not put_aside(log, 10)
+    with log.open("ab") as writer:
+        for number in range(6):
+            writer.write(f"line {number} of a log\n".encode())
+            writer.flush()
+            assert put_aside(log, 10)
+        writer.write(b"the end\n")
+    assert last_lines(log, 5) == ["the end"]
+    assert [last_lines(tmp_path / f"a.log.{one}", 1) for one in (1, 2, 3, 4)] == [
+        ["line 5 of a log"],
+        ["line 4 of a log"],
+        ["line 3 of a log"],
+        [],
+    ]
+
+
+def test_options_travel_as_json() -> None:
+    options = SupervisorOptions(
+        (Path("/a"),), Path("/b"), models=("x",), canaries={"x": {"IN": [1]}}, arguments=("-v",)
+    )
+    assert SupervisorOptions.from_json(options.to_json()) == options
+    assert read_canaries(('x={"IN": [1]}',)) == {"x": {"IN": [1]}}
+    for wrong in ("x", "x=1", '={"IN": 1}', "x={"):
+        with pytest.raises(InvalidArgumentError, match="not of the form"):
+            read_canaries((wrong,))
+
+
+def test_models_that_are_known_are_tried_with_one_token() -> None:
+    engine = {
+        "input": [{"name": name} for name in ("input_ids", "input_lengths", "request_output_len", "seed")]
+    }
+    text = {"input": [{"name": "text_input"}, {"name": "max_tokens"}]}
+    assert canary_inputs("m", engine, {}) == {"input_ids": [1], "input_lengths": 1, "request_output_len": 1}
+    assert canary_inputs("m", text, {}) == {"text_input": "a", "max_tokens": 1}
+    assert canary_inputs("m", text, {"m": {"text_input": "b"}}) == {"text_input": "b"}
+    assert canary_inputs("m", {"input": [{"name": "QUERY"}]}, {}) is None
+
+
+def test_counters_are_summed_by_label() -> None:
+    text = '# HELP a b\na{m="x",v="1"} 2\na{m="x",v="2"} 3e0\na{m="y",v="1"} 9\nab{m="x"} 50\n'
+    assert counter_sum(text, "a", {"m": "x"}) == 5
+    assert counter_sum(text, "a", {"m": "z"}) == 0
+
+
+def test_state_of_a_process_number_that_came_again(tmp_path: Path) -> None:
+    me = processes.look_up(os.getpid())
+    assert me is not None
+    state = State(phase="running", boot_id=boot_id(), supervisor_pid=me.pid, supervisor_ticks=me.start_ticks)
+    state.updated_at = time.time()
+    assert verdict(state) == ("running", 0)
+    state.models = {"m": {"ready": True, "canary": {"outcome": "silent"}}}
+    assert verdict(state) == ("degraded", 1)
+    state.updated_at -= 100
+    assert verdict(state) == ("stuck", 1)
+    state.supervisor_ticks += 1  # another process that has its number
+    assert verdict(state) == ("lost", 3)
+    state.supervisor_ticks, state.boot_id = me.start_ticks, "another"
+    assert verdict(state) == ("lost", 3)
+    write_state(tmp_path, state)
+    assert stop(tmp_path) == "nothing is running"
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(InvalidArgumentError, match="is damaged"):
+        read_state(tmp_path)
+
+
+def test_only_marked_processes_are_orphans(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    marked = subprocess.Popen(words, env={**os.environ, "PLANSMITH_TRITON_RUN": "abc123test"})
+    other = subprocess.Popen(words, env={**os.environ, "PLANSMITH_TRITON_RUN": "abc123test2"})
+    try:
+        region = Path("/dev/shm/plansmithabc123test-region")
+        region.write_bytes(b"x")
+        write_state(
+            tmp_path, State(phase="running", boot_id=boot_id(), token="abc123test", server_pid=other.pid)
+        )
+        end_orphans(tmp_path)
+        assert marked.wait(5) == -9
+        assert other.poll() is None
+        assert not region.exists()
+    finally:
+        marked.kill()
+        other.kill()
+        marked.wait()
+        other.wait()
+    assert json.loads((tmp_path / "state.json").read_text())["token"] == "abc123test"
