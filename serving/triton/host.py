@@ -243,9 +243,7 @@ class EngineHost:
         assert row.lora is not None
         try:
             # Two requests that hold an adapter and wait for another's could wait for each other.
-            adapter = self._adapters.acquire(
-                row.lora, lambda: not (request.adapters or request.is_cancelled or self._is_closing)
-            )
+            adapter = self._adapters.acquire(row.lora, lambda: not (request.adapters or request.is_cancelled))
         except OutOfMemoryError:
             if request.is_cancelled:
                 return False

@@ -122,6 +122,24 @@ def test_a_request_that_waits_for_room_can_be_stopped(host: EngineHost) -> None:
         host.stop(task_id)
 
 
+def test_a_host_that_closes_lets_those_who_wait_for_room_end_too(
+    engine_dir: Path, expected: Callable[[int | None], list[int]]
+) -> None:
+    engine = Engine.open(engine_dir, num_threads=1, max_adapters=1)
+    host = EngineHost(engine, Settings(engine_dir))
+    send(host, row(request(engine, 0), max_tokens=60, logits_processor=slowly))
+    waiting = send(host, row(request(engine, 1)))
+    wait_for(lambda: host._adapters.task_ids == [0])
+    host.close(20)
+    assert waiting.tokens() == expected(1)
+    stuck = EngineHost(Engine.open(engine_dir, num_threads=1, max_adapters=1), Settings(engine_dir))
+    send(stuck, row(request(stuck._engine, 0), max_tokens=100, logits_processor=slowly))
+    wait_for(lambda: stuck._adapters.task_ids == [0])
+    waiting = send(stuck, row(request(stuck._engine, 1)))
+    stuck.close(0)
+    waiting.wait()
+
+
 def test_a_batch_of_more_adapters_than_fit_is_an_error(host: EngineHost) -> None:
     rows = [row(request(host._engine, i), i) for i in range(3)]
     reply = send(host, *rows)
