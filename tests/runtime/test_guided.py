@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import re
@@ -168,6 +169,22 @@ def test_drafts_change_nothing(engine: Engine, engine_dir: Path) -> None:
     for a, b in zip(plain, outputs, strict=True):
         assert [o.token_ids for o in a.outputs] == [o.token_ids for o in b.outputs]
         assert all(violation(json.loads(o.text), schema) is None for o in b.outputs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_that_a_request_brings_obey_the_grammar(engine: Engine, temperature: float) -> None:
+    guide = GuidedParams(regex="[a-c]{60,80}")
+    params = SamplingParams(guided=guide, max_tokens=90, temperature=temperature, seed=3)
+    (want,) = engine.generate(["the quick"], params, new_text=True)
+    for wrong_at in (len(want.token_ids), 20, 0):
+        brought = [*want.token_ids]
+        brought[wrong_at : wrong_at + 1] = [0] * (wrong_at < len(brought))  # not in the language
+        own = dataclasses.replace(params, draft_token_ids=brought)
+        (done,) = engine.generate(["the quick"], own, new_text=True)
+        assert done.token_ids == want.token_ids and done.text == want.text
+        # 64 masks a step; what the grammar forbids is not even proposed.
+        assert done.stats.num_accepted_draft_tokens == done.stats.num_draft_tokens
+        assert done.stats.num_draft_tokens == min(len(want.token_ids) - 1, wrong_at)
 
 
 def test_each_of_n_outputs_has_a_guide_of_its_own(engine: Engine) -> None:
