@@ -27,7 +27,7 @@ SOURCES := $(shell find builder runtime plugins calibration serving triton_repo 
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
-	bench bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime wheel clean
+	bench bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -165,6 +165,12 @@ bench-runtime: build $(VENV)/.test-deps  ## prefix reuse, speculation, structure
 	$(PY) bench/speculation.py
 	$(PY) bench/guided.py
 	$(PY) bench/scheduler.py
+
+bench-serving: build triton-env $(VENV)/.test-deps  ## what Triton and the OpenAI server cost beside the in-process engine
+	PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) $(PY) bench/serving.py
+
+soak-serving: build triton-env $(VENV)/.test-deps  ## ten minutes of 200 streams that leave early, against each server
+	PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) $(PY) bench/serving_soak.py
 
 bench-kernels: $(VENV)/.made  ## GB/s and GFLOP/s of the CPU kernels
 	$(BIN)/cmake -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_BENCH=ON
