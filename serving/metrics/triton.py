@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import threading
+import time
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -17,6 +18,7 @@ from .families import COUNTER, FAMILIES, GAUGE, HISTOGRAM, Family
 _STOP_WAIT_S = 5.0
 # Each costs about 20 us of the updating thread; more than these wait only if the server no longer answers.
 _MAX_WAITING_OBSERVATIONS = 100_000
+_GAUGES_TRUSTED_S = 2.0
 
 
 class TritonMetrics:
@@ -35,7 +37,8 @@ class TritonMetrics:
         self._labels = (model, version)
         self._period_s = max(1, period_ms) / 1e3
         self._series: dict[tuple[str, str | None], Any] = {}
-        self._sent: dict[tuple[str, str | None], float] = {}  # of counters
+        self._sent: dict[tuple[str, str | None], float] = {}
+        self._gauges_until = 0.0  # until when `_sent` is trusted for gauges
         self._waiting: collections.deque[Observation] = collections.deque(maxlen=_MAX_WAITING_OBSERVATIONS)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -62,6 +65,7 @@ class TritonMetrics:
         if thread.is_alive():
             return  # the server does not answer
         self._update()
+        self._forget_gauges()
         for family in FAMILIES:
             for key in family.keys if family.kind == GAUGE else ():
                 self._send(Sample(family, key, 0.0))
@@ -89,22 +93,32 @@ class TritonMetrics:
             samples = self.metrics.samples()
         except Exception as error:
             return self._complain("samples", error)
+        if time.monotonic() > self._gauges_until:
+            self._gauges_until = time.monotonic() + _GAUGES_TRUSTED_S
+            self._forget_gauges()
         for sample in samples:
             self._send(sample)
         for _ in range(len(self._waiting)):
             family, value = self._waiting.popleft()
             self._call(family, family.keys[0], "observe", value)
 
+    def _forget_gauges(self) -> None:
+        """Send all again: after a reload the old instance may have set the same series to 0 when it ended."""
+        for family in FAMILIES:
+            for key in family.keys if family.kind == GAUGE else ():
+                self._sent.pop((family.name, key), None)
+
     def _send(self, sample: Sample) -> None:
         family, key, value = sample
+        place = (family.name, key)
         if family.kind != COUNTER:
-            # Also where it has not changed: after a reload the old instance may have set the same series to 0.
-            self._call(family, key, "set", value)
+            if self._sent.get(place) != value and self._call(family, key, "set", value):
+                self._sent[place] = value
             return
         # The server's total lives on while a model is loaded anew, and this engine's begins at 0.
-        grown = value - self._sent.get((family.name, key), 0.0)
+        grown = value - self._sent.get(place, 0.0)
         if grown > 0 and self._call(family, key, "increment", grown):
-            self._sent[family.name, key] = value
+            self._sent[place] = value
 
     def _call(self, family: Family, key: str | None, method: str, value: float) -> bool:
         series = self._series.get((family.name, key))

@@ -98,6 +98,71 @@ def test_the_check_sees_through_every_kind_of_expression() -> None:
         parsed("rate(a)")  # of an instant vector
 
 
+Labels = frozenset[str]
+_LABELS_OF_RECORDED: dict[str, Labels] = {}
+
+
+def labels_of(tree: Any, exposed: dict[str, list[dict[str, str]]]) -> Labels | None:
+    """Return the labels of an expression's series, None for a number; asserts that the sides of operators match."""
+    if isinstance(tree, promql_parser.MatrixSelector):
+        tree = tree.vector_selector
+    if isinstance(tree, promql_parser.VectorSelector):
+        if tree.name == "up":
+            return frozenset(SCRAPED)
+        if tree.name in _LABELS_OF_RECORDED:
+            return _LABELS_OF_RECORDED[str(tree.name)]
+        return frozenset(exposed[str(tree.name)][0]) | SCRAPED
+    if isinstance(tree, promql_parser.AggregateExpr):
+        own = labels_of(tree.expr, exposed) or frozenset()
+        if tree.modifier is None:
+            return frozenset()
+        named = frozenset(tree.modifier.labels)
+        assert named <= own, f"{tree} groups by {named - own}, which the series do not have"
+        return named if str(tree.modifier.type).endswith("By") else own - named
+    if isinstance(tree, promql_parser.BinaryExpr):
+        sides = [labels_of(side, exposed) for side in (tree.lhs, tree.rhs)]
+        assert None in sides or sides[0] == sides[1], f"{tree} never matches: {sides}"
+        return sides[1] if sides[0] is None else sides[0]
+    if isinstance(tree, promql_parser.Call):
+        if tree.func.name in ("scalar", "time"):
+            return None
+        own = labels_of(tree.args[-1], exposed)
+        return own - {"le"} if own and tree.func.name == "histogram_quantile" else own
+    return labels_of(tree.expr, exposed) if hasattr(tree, "expr") else None
+
+
+def test_the_sides_of_every_operator_have_the_same_labels(exposed: dict[str, list[dict[str, str]]]) -> None:
+    for title, expression in EXPRESSIONS.items():
+        assert not re.search(r"\b(on|ignoring|group_left|group_right)\s*\(", expression), (
+            "labels_of knows none"
+        )
+        if title in RECORDED:
+            found = labels_of(parsed(expression), exposed)
+            assert found == {"job", "instance", "model", "version"}, title
+            _LABELS_OF_RECORDED[title] = found
+    for title, expression in EXPRESSIONS.items():
+        found = labels_of(parsed(expression), exposed)
+        legends = [
+            str(t["legendFormat"]) for p in PANELS for t in p.get("targets", ()) if t["expr"] == expression
+        ]
+        for name in re.findall(r"{{(\w+)}}", " ".join(legends)):
+            assert name in (found or ()), f"{title} shows {name}, which its series do not have"
+    for rule in ALL_RULES:
+        shown = " ".join(rule.get("annotations", {}).values())
+        own = labels_of(parsed(rule["expr"]), exposed) or frozenset()
+        assert set(re.findall(r"\$labels\.(\w+)", shown)) <= own, rule["alert"]
+
+
+def test_the_check_of_labels_finds_what_never_matches(exposed: dict[str, list[dict[str, str]]]) -> None:
+    for text in (
+        'plansmith_requests{state="queued"} > nv_trt_llm_request_metrics{request_type="max"}',
+        "sum by (model) (plansmith_steps_total) / plansmith_steps_total",
+        "sum by (reason) (plansmith_steps_total)",
+    ):
+        with pytest.raises(AssertionError):
+            labels_of(parsed(text), exposed)
+
+
 def test_the_rules_have_the_form_that_prometheus_reads() -> None:
     assert set(RULES) == {"groups"}
     names = [group["name"] for group in RULES["groups"]]
