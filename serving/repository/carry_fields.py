@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ...runtime.errors import InvalidArgumentError
@@ -20,6 +21,13 @@ _TYPES = {
     "logits_datatype": ("context_logits", "generation_logits", "draft_logits"),
     "prompt_embedding_table_data_type": ("prompt_embedding_table",),
     "encoder_input_features_data_type": ("encoder_input_features",),
+}
+_OPEN = ("tensorrt_llm", "ensemble", "tensorrt_llm_bls")  # clients call these
+# What postprocessing once took and gave back as it was; the ensemble has it from tensorrt_llm.
+_HANDED_ON = {
+    ("postprocessing", prefix + name)
+    for name in ("CUM_LOG_PROBS", "OUTPUT_LOG_PROBS", "CONTEXT_LOGITS", "GENERATION_LOGITS", "BATCH_INDEX")
+    for prefix in ("", "OUT_")
 }
 _READ = {
     "name", "platform", "backend", "max_batch_size", "input", "output", "instance_group", "parameters",
@@ -164,18 +172,23 @@ def carry_instances(carried: Carried, model: str, config: ModelConfig) -> None:
 
 
 def note_tensors(carried: Carried, model: str, config: ModelConfig) -> None:
-    """Note tensors that the new model does not have."""
-    known = set(_names_of_tensors(model))
+    """Note tensors that the new model does not have, or has in another type."""
+    known = _types_of_tensors(model)
     for one in (*config.message.input, *config.message.output):
-        if one.name not in known:
-            carried.add(
-                model, f"tensor {one.name}", "", "", "not carried", "the models here neither read nor make it"
-            )
+        kinds = one.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+        was = kinds[one.data_type].name
+        now = known.get(one.name)
+        if now is None and (model, one.name) not in _HANDED_ON:
+            why = "the models here neither read nor make it"
+            carried.add(model, f"tensor {one.name}", was, "", "not carried", why)
+        elif now is not None and one.data_type and not now.startswith("$") and was != now and model in _OPEN:
+            why = "as in later repositories; clients must send and expect it so"
+            carried.add(model, f"tensor {one.name}", was, now, "changed", why)
 
 
-def _names_of_tensors(model: str) -> list[str]:
-    lines = [line for line in read_template(model).splitlines() if line.startswith('  { name: "')]
-    return [line.split('"')[1] for line in lines]
+def _types_of_tensors(model: str) -> dict[str, str]:
+    """Return the tensors of a template: name -> type, or the variable in its place."""
+    return dict(re.findall(r'^  \{ name: "(\w+)" data_type: (\S+)', read_template(model), re.M))
 
 
 def note_rest(carried: Carried, model: str, config: ModelConfig) -> None:

@@ -64,10 +64,13 @@ def read_repository(path: Path) -> OldRepository:
 def _by_role(found: list[ModelConfig]) -> dict[str, ModelConfig]:
     """Return which model does what: by its usual name, else by its tensors, the ensemble's own engine first."""
     candidates = {model: [one for one in found if _does(one, model)] for model in MODELS}
-    used = _models_of_steps(candidates["ensemble"])
+    used = _called(found)
     result = {}
     for model, those in candidates.items():
-        ranked = sorted(those, key=lambda one: (one.name != model, one.name not in used, one.name))
+        ranked = sorted(
+            those,
+            key=lambda one: (one.name != model, one.name not in used, "draft" in one.name, one.name),
+        )
         if ranked:
             result[model] = ranked[0]
     return result
@@ -84,5 +87,7 @@ def _does(config: ModelConfig, model: str) -> bool:
     )
 
 
-def _models_of_steps(ensembles: list[ModelConfig]) -> set[str]:
-    return {step.model_name for one in ensembles for step in one.message.ensemble_scheduling.step}
+def _called(found: list[ModelConfig]) -> set[str]:
+    """Return the models that an ensemble's steps or a model of calls name."""
+    steps = {step.model_name for one in found for step in one.message.ensemble_scheduling.step}
+    return steps | {one.parameters().get("tensorrt_llm_model_name", "") for one in found}

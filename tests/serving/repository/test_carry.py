@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,32 @@ def test_what_its_owner_added_is_carried_or_named(engine_dir: Path, tmp_path: Pa
         assert row(carried, model, key)[2] == "not carried"
     assert row(carried, "tensorrt_llm", "instance_group count")[:3] == ("2", "1", "changed")
     assert row(carried, "tensorrt_llm", "instance_group kind")[:3] == ("KIND_GPU", "KIND_CPU", "changed")
+
+
+def test_types_that_changed_since_are_named(engine_dir: Path, tmp_path: Path) -> None:
+    old = write_old(tmp_path / "old", FILLED)
+    edit(
+        old,
+        "ensemble",
+        'name: "top_k"\n    data_type: TYPE_INT32',
+        'name: "top_k"\n    data_type: TYPE_UINT32',
+    )
+    handed_on = 'input [ { name: "CUM_LOG_PROBS" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
+    with (old / "postprocessing" / "config.pbtxt").open("a") as file:
+        file.write(handed_on)
+    carried = carry(old, engine_dir)
+    assert row(carried, "ensemble", "tensor top_k")[:3] == ("TYPE_UINT32", "TYPE_INT32", "changed")
+    assert [one.key for one in carried.rows if one.key.startswith("tensor ")] == ["tensor top_k"]
+
+
+def test_the_engine_among_a_draft_and_a_target(engine_dir: Path, tmp_path: Path) -> None:
+    old = write_old(tmp_path / "old", FILLED, tensorrt_llm_model_name="tensorrt_llm_target")
+    for name in ("tensorrt_llm_draft", "tensorrt_llm_target"):
+        shutil.copytree(old / "tensorrt_llm", old / name)
+        edit(old, name, 'name: "tensorrt_llm"', f'name: "{name}"')
+    shutil.rmtree(old / "tensorrt_llm")
+    assert read_repository(old).configs["tensorrt_llm"].name == "tensorrt_llm_target"
+    assert row(carry(old, engine_dir), "tensorrt_llm_draft", "the model itself")[2] == "not carried"
 
 
 def test_a_tokenizer_that_is_there_is_kept(engine_dir: Path, tmp_path: Path) -> None:
