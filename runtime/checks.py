@@ -12,10 +12,13 @@ import numpy as np
 from .errors import InvalidArgumentError
 
 _FLOAT32_MAX = (2 - 2**-23) * 2**127
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def plain(value: Any) -> Any:
     """Return a value with numpy's numbers in it as Python's own, and its arrays and lists as tuples."""
+    if type(value) in _PLAIN:  # almost always, and a bias may have an entry for each token there is
+        return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
