@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -113,6 +115,36 @@ def test_totals_live_on_when_the_model_is_loaded_anew(triton: RunningTriton, rep
     infer(triton, "engine", [3, 4, 5], 4)
     text = text_when(triton, tokens, before + 12)
     assert value(text, "nv_trt_llm_request_metrics", request_type="max") == 8
+    assert triton.process.poll() is None
+
+
+def stub_of(server: RunningTriton, model: str) -> int:
+    """Return the id of the process that runs a model."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == server.process.pid and any(f"/{model}/1/model.py".encode() in one for one in words):
+                found.append(int(folder.name))
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_an_engine_whose_process_died_is_seen_and_replaced(triton: RunningTriton, repository: Path) -> None:
+    tokens = "plansmith_generation_tokens_total"
+    infer(triton, "engine", [3, 4, 5], 4)
+    before = value(idle_text(triton), tokens)
+    os.kill(stub_of(triton, "engine"), signal.SIGKILL)
+    time.sleep(0.5)
+    stale = value(triton.api.metrics(5), "plansmith_last_update_timestamp_seconds")
+    time.sleep(0.5)  # many updates of a living one
+    assert value(triton.api.metrics(5), "plansmith_last_update_timestamp_seconds") == stale
+    os.utime(repository / "engine" / "1" / "model.py")
+    triton.api.load("engine", 60)
+    infer(triton, "engine", [3, 4, 5], 4)
+    text = text_when(triton, tokens, before + 4)
+    assert value(text, "plansmith_last_update_timestamp_seconds") > stale + 0.5
     assert triton.process.poll() is None
 
 
