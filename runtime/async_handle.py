@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class AsyncRequestHandle:
     """A submitted request of an AsyncEngine. Iterate it for deltas as they come, or await the whole `result`.
 
-    For the tasks of the engine's loop, one reader at a time; `cancel` may be called from any thread.
+    For the tasks of the engine's loop, one reader at a time; `cancel` may be called from any thread. A handle that is
+    dropped lets its request run on: where that is not wanted, use it in an `async with`.
     """
 
     def __init__(
