@@ -29,6 +29,8 @@ class TritonPythonModel:
         self.streams = []
         if os.path.exists(os.path.join(args["model_repository"], "broken")):
             raise RuntimeError("the engine is not there: a planted failure")
+        if os.path.exists(os.path.join(args["model_repository"], "slow")):
+            time.sleep(60)
 
     def execute(self, requests):
         for request in requests:

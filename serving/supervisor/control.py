@@ -59,6 +59,8 @@ def start_daemon(options: SupervisorOptions, show: Callable[[str], None]) -> Sta
         child.wait()
         raise
     status = child.wait()
+    if status == 0:
+        raise UnsupportedError("it was stopped while it started; start it again when it is wanted")
     raise UnsupportedError(
         error.rstrip()
         or f"the supervisor ended with status {status}; see {options.state_dir / 'supervisor.log'}"

@@ -35,6 +35,7 @@ class Server:
         self.api = TritonApi(options.host, process.ports.http, process.ports.metrics)
         self.canaries: dict[str, Canary] = {}
         self.answers: Canary | None = None
+        self.is_loaded = False  # all models were, once
         self.has_hung = False  # streams of a model's dead process may wait for ever
         self.num_stubs: dict[str, int] = {}  # of each model, as its configuration says
         self._options = options
@@ -80,6 +81,7 @@ class Server:
             self._watch(name)
         attempt = functools.partial(try_server, self.api, self._options.canary_timeout_s)
         self.answers = Canary(attempt, SERVER_INTERVAL_S)
+        self.is_loaded = True
 
     def reload(self, name: str) -> None:
         """End a model's stubs and load it anew. Its running requests never end: their clients must give up.

@@ -318,7 +318,9 @@ class Supervisor:
         """Let running requests finish, then end everything."""
         server = self._server
         text = "every running request had come to its end"
-        if server is not None and server.process.poll() is None:
+        if server is not None and not server.is_loaded:
+            text = "it was still loading models"  # and would finish that before it takes notice
+        elif server is not None and server.process.poll() is None:
             server.stop_canaries()
             self._say("draining", f"running requests have {self._options.exit_timeout_s} s to end")
             server.process.terminate()

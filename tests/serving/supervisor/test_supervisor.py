@@ -195,6 +195,20 @@ def test_what_fails_at_the_start_is_said(triton: Commands) -> None:
     assert triton.living() == []
 
 
+def test_a_start_that_is_not_wanted_any_more(triton: Commands) -> None:
+    (triton.repository / "counter" / "slow").touch()
+    words = [sys.executable, "-m", "plansmith.cli", "triton", "start", str(triton.repository), *START]
+    start = subprocess.Popen(words, env=triton.environ, stderr=subprocess.PIPE, text=True)
+    triton.wait_for(lambda state: state["message"] == "loading counter")
+    began = time.monotonic()
+    start.send_signal(signal.SIGINT)
+    _, told = start.communicate(timeout=20)
+    assert "interrupted" in told
+    assert time.monotonic() - began < 15  # not the minute that loading takes
+    assert triton.state()["phase"] == "stopped"
+    assert triton.living() == []
+
+
 def test_it_gives_up_after_too_many_restarts(triton: Commands) -> None:
     triton.start("--max-restarts", "1")
     first = triton.wait_for(_is_running)
