@@ -9,24 +9,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from ...runtime.errors import (
-    Error,
-    ExecutorError,
-    InvalidArgumentError,
-    NotFoundError,
-    QueueFullError,
-    UnsupportedError,
-)
+from ...runtime.errors import Error, ExecutorError
+from .inner_error import ERROR_NAMES, IS_INNER, raise_error
 
 Tensors = Mapping[str, NDArray[Any]]
-
-_ACKNOWLEDGE = {"acknowledge": True}  # see engine_model.ACKNOWLEDGE
-_CODES = {
-    "INVALID_ARG": InvalidArgumentError,
-    "UNAVAILABLE": QueueFullError,
-    "NOT_FOUND": NotFoundError,
-    "UNSUPPORTED": UnsupportedError,
-}
 
 
 class ModelCaller:
@@ -49,9 +35,9 @@ class ModelCaller:
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
             request_id=request_id,
-            requested_output_names=sorted(names),
+            requested_output_names=sorted({*names, *ERROR_NAMES}),
             inputs=[pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in tensors.items()],
-            parameters={**parameters, **(_ACKNOWLEDGE if self._is_decoupled else {})},
+            parameters={**parameters, IS_INNER: True},
         )
         try:
             return _outputs(request.exec(decoupled=True) if self._is_decoupled else [request.exec()])
@@ -72,17 +58,18 @@ class ModelCaller:
 
 
 def _outputs(answers: Iterable[Any]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield answers, and read them to the last, an error's too: left with unread ones, the server hangs or crashes."""
+    failure: Exception | None = None
     for answer in answers:
-        if answer.has_error():
-            raise _error(answer.error())
-        outputs = {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
-        if outputs:
+        try:
+            if answer.has_error():  # of another model than ours, or of the server
+                raise ExecutorError(answer.error().message())
+            outputs = {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
+            raise_error(outputs)
+        except Error as error:
+            failure = failure or error
+            continue
+        if outputs and failure is None:
             yield outputs
-
-
-def _error(error: Any) -> Error:
-    """Return the error of an answer as one of ours."""
-    for name, kind in _CODES.items():
-        if error.code() == getattr(pb_utils.TritonError, name):
-            return kind(error.message())
-    return ExecutorError(error.message())
+    if failure is not None:
+        raise failure

@@ -15,6 +15,7 @@ from ...runtime.errors import Error
 from ...runtime.sampling import SamplingParams
 from ..metrics.triton import TritonMetrics
 from .host import EngineHost
+from .inner_error import IS_INNER
 from .parameters import read_model_config
 from .read_row import is_stop, read_rows
 from .row import RowDefaults
@@ -23,9 +24,6 @@ from .triton_reply import TritonReply, request_parameters, request_tensors
 
 __all__ = ["TritonPythonModel"]
 
-# Request parameter: an empty answer at once. Of a request that a model makes, the server waits for the first answer
-# with one of few threads (32 an instance), so that as many long prompts would hold up all others.
-ACKNOWLEDGE = "acknowledge"
 # Triton waits for open requests before it finalizes; what is open even so has had its time.
 _DRAIN_S = 5.0
 
@@ -47,9 +45,14 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Start requests; their answers come from other threads. An error is that of its request alone."""
         for request in requests:
-            reply = TritonReply(request, is_decoupled=self._settings.is_decoupled)
+            parameters = request_parameters(request)
+            reply = TritonReply(
+                request,
+                is_decoupled=self._settings.is_decoupled,
+                is_inner=parameters.pop(IS_INNER, False) is True,
+            )
             try:
-                self._take(request, reply)
+                self._take(request, parameters, reply)
             except Exception as error:
                 self._metrics.observe_error(error)
                 reply.fail(error)
@@ -77,15 +80,13 @@ class TritonPythonModel:
             raise
         self._metrics.start()
 
-    def _take(self, request: Any, reply: TritonReply) -> None:
+    def _take(self, request: Any, parameters: dict[str, Any], reply: TritonReply) -> None:
         tensors = request_tensors(request)
         if is_stop(tensors):
             self._host.stop(reply.request_id)
             reply.send({}, final=True)
             return
-        parameters = request_parameters(request)
-        if parameters.pop(ACKNOWLEDGE, False) and self._settings.is_decoupled:
-            reply.send({}, final=False)
+        reply.acknowledge()
         self._host.submit(read_rows(tensors, parameters, self._defaults), reply)
 
 

@@ -19,6 +19,7 @@ from ...runtime.errors import (
     ShutdownError,
     UnsupportedError,
 )
+from .inner_error import error_outputs
 from .input_specs import OLDER_NAMES
 
 __all__ = ["TritonReply", "request_parameters", "request_tensors"]
@@ -51,16 +52,22 @@ class TritonReply:
     """Sends the answers of one request.
 
     is_decoupled : the model's; else a request has one answer, not none
+    is_inner : a model of this server made the request, see inner_error
     """
 
-    def __init__(self, request: Any, *, is_decoupled: bool) -> None:
+    def __init__(self, request: Any, *, is_decoupled: bool, is_inner: bool = False) -> None:
         self.request_id: str = request.request_id()
         self.output_names: frozenset[str] = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender()
-        self._is_decoupled = is_decoupled
+        self._is_decoupled, self._is_inner = is_decoupled, is_inner
         # The server frees what is_cancelled asks as soon as the final flag is sent.
         self._lock = threading.Lock()
         self._is_closed = False
+
+    def acknowledge(self) -> None:
+        """Send the empty first answer to a request of a model."""
+        if self._is_inner and self._is_decoupled:
+            self.send({}, final=False)
 
     def send(self, outputs: dict[str, NDArray[Any]], final: bool) -> None:
         """Send one answer; with no outputs and `final`, the end alone."""
@@ -72,6 +79,9 @@ class TritonReply:
 
     def fail(self, error: BaseException) -> None:
         """Send an error, which is the last answer."""
+        if self._is_inner:
+            self.send(error_outputs(error), final=True)
+            return
         failure = pb_utils.TritonError(str(error), _code(error))
         self._send(pb_utils.InferenceResponse(output_tensors=[], error=failure), final=True)
 

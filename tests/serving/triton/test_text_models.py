@@ -321,6 +321,13 @@ def test_an_error_is_that_of_its_request_alone(server: RunningTriton, model: str
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_decoders_prompt_is_refused(server: RunningTriton, model: str) -> None:
+    """Not dropped in silence: this engine runs decoders alone, whose prompt is text_input."""
+    with pytest.raises(Exception, match="decoder_input_ids"):
+        ask(server, model, ["x"], 5, decoder_text_input=["some words"])
+
+
 def test_images_and_wrong_words_are_named(server: RunningTriton) -> None:
     image = {**inputs(["x"], 5), "image_bytes_input": np.zeros((1, 1, 2, 2, 3), np.uint8)}
     _TYPES["u"] = "UINT8"
