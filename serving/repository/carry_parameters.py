@@ -10,7 +10,7 @@ from ...runtime.manifest import Manifest
 from ..triton.parameters import Parameter, is_silent, parameter, read_value
 from ..triton.settings import narrower_window
 from .carry_rows import Row
-from .plan import ALIASES, check_parameter
+from .plan import ALIASES, check_parameter, tokenizer_in
 
 Outcome = tuple[Row | None, dict[str, str]]
 """The row of the report, None for a setting that asks for nothing; and the new parameters: key -> text."""
@@ -139,7 +139,7 @@ def _tokenizer(model: str, old: str, text: str, own: str, keep: bool) -> Outcome
     key = "tokenizer_dir"
     if not keep:
         return Row(model, key, old, "", "changed", "the command line says so"), {}
-    if (Path(text) / "tokenizer.json").is_file() and Path(text).is_absolute():
+    if Path(text).is_absolute() and tokenizer_in(Path(text)) is not None:
         new = {} if text == own else {key: text}  # the engine's own is where it goes anyway
         if text == old:
             return Row(model, key, old, text, "carried"), new

@@ -127,6 +127,12 @@ def make_plan(
     return RepositoryPlan(Path(os.path.abspath(engine_dir)), names, variables, extra)  # noqa: PTH100
 
 
+def tokenizer_in(folder: Path) -> Path | None:
+    """Return the folder that has tokenizer.json: this one, or an engine directory's tokenizer/."""
+    both = (folder, folder / "tokenizer")
+    return next((one for one in both if (one / "tokenizer.json").is_file()), None)
+
+
 def _of_text_models(overrides: Overrides) -> dict[str, str]:
     """Return what the models of text were told about tokens, for the one that does their work itself."""
     keys = {
@@ -150,11 +156,11 @@ def _written(path: Path, out_dir: Path, relative: bool) -> str:
 
 def _tokenizer(manifest: Manifest, given: Path | None, overrides: Overrides) -> Path:
     if given is not None:
-        if not (given / "tokenizer.json").is_file():
+        if (found := tokenizer_in(given)) is None:
             raise InvalidArgumentError(
                 f"{given} has no tokenizer.json; give --tokenizer-dir a directory that has one"
             )
-        return given
+        return found
     own = manifest.root / "tokenizer"
     told = all(
         (model, "tokenizer_dir") in overrides.parameters for model in ("preprocessing", "postprocessing")
@@ -183,6 +189,10 @@ def read_assignments(texts: list[str]) -> dict[tuple[str, str], str]:
                 "tensorrt_llm"
             )
         check_parameter(model, key, value)
+        if (model, key) == ("tensorrt_llm", "tokenizer_dir"):
+            raise InvalidArgumentError(
+                f"--set {text!r}: the engine has its own tokenizer; for the models of text give --tokenizer-dir"
+            )
         if key in _FOLLOWS_ENGINE:
             raise InvalidArgumentError(
                 f"--set {text!r}: {key} follows from ENGINE_DIR and the names of the models; leave it out"

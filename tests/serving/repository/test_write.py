@@ -158,9 +158,10 @@ def test_a_tokenizer_is_needed(engine_dir: Path, tmp_path: Path) -> None:
         make_plan(bare, tmp_path / "repo", Overrides())
     with pytest.raises(InvalidArgumentError, match=r"has no tokenizer\.json"):
         make_plan(bare, tmp_path / "repo", Overrides(), tokenizer_dir=tmp_path)
-    plan = make_plan(bare, tmp_path / "repo", Overrides(), tokenizer_dir=engine_dir / "tokenizer")
-    for model in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
-        assert plan.parameters(model)["tokenizer_dir"] == f"{engine_dir}/tokenizer"
+    for given in (engine_dir / "tokenizer", engine_dir):
+        plan = make_plan(bare, tmp_path / "repo", Overrides(), tokenizer_dir=given)
+        for model in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
+            assert plan.parameters(model)["tokenizer_dir"] == f"{engine_dir}/tokenizer"
 
 
 def test_assignments() -> None:
@@ -178,6 +179,7 @@ def test_assignments() -> None:
         ("num_thread=4", "did you mean num_threads"),
         ("num_threads=many", "num_threads is 'many', it must be"),
         ("postprocessing.skip_special_token=1", "did you mean skip_special_tokens"),
+        ("tokenizer_dir=/x", "give --tokenizer-dir"),
         ("gpt_model_path=/x", "follows from ENGINE_DIR"),
     ):
         with pytest.raises(InvalidArgumentError, match=says):
