@@ -141,7 +141,7 @@ class TritonMetrics:
         kinds = pb_utils.MetricFamily
         kind = {GAUGE: kinds.GAUGE, COUNTER: kinds.COUNTER}.get(family.kind)
         if family.kind == HISTOGRAM:
-            kind = kinds.HISTOGRAM  # not in servers before 24.08
+            kind = kinds.HISTOGRAM  # old servers have none
         made = _keep(kinds(name=family.name, description=family.help, kind=kind))
         for key in family.keys:
             labels = family.labels(*self._labels, key)
