@@ -38,6 +38,8 @@ class TextAnswers:
     num_sequences : answered one by one, of each row; beams are one
     names : of the outputs that the client wants
     accumulate : each answer has the whole text so far
+    whole : the engine streams and the client does not: its one answer a sequence is put together here
+    prompts : of each row, tokens whose text comes first; () = none
     """
 
     def __init__(
@@ -49,12 +51,15 @@ class TextAnswers:
         num_sequences: int,
         names: frozenset[str],
         accumulate: bool = False,
+        whole: bool = False,
+        prompts: Sequence[Sequence[int]] = (),
     ) -> None:
         self._make_stream = make_stream
         self._stop_words, self._min_tokens = stop_words, min_tokens
         self._num_open = len(stop_words) * num_sequences
         self._names = names
-        self._accumulate = accumulate
+        self._accumulate, self._whole, self._prompts = accumulate, whole, prompts
+        self._pieces: dict[tuple[int, int], list[Outputs]] = {}
         self._texts: dict[tuple[int, int, int], SequenceText] = {}
         self._ended: set[tuple[int, int]] = set()
         self.is_stopped = False  # a stop word ended a sequence that the engine goes on with
@@ -82,7 +87,9 @@ class TextAnswers:
         texts, used, stopped = [], [], []
         for i, (ids, length) in enumerate(zip(beams, lengths, strict=True)):
             one = self._text(row, key[1], i)
-            new = one.prompt(token_ids(ids[:num_prompt]))
+            is_first = not one.num_tokens and not one.text
+            before = self._prompts[row] if self._prompts and is_first else token_ids(ids[:num_prompt])
+            new = one.prompt(before)
             text, num_used = one.push(token_ids(ids[num_prompt:length]), is_final=is_final)
             texts.append(one.text if self._accumulate else new + text)
             used.append(num_used)
@@ -92,7 +99,12 @@ class TextAnswers:
             self._num_open -= 1
             self.is_stopped |= not is_final
         outputs = self._outputs(answer, texts)
-        return _shortened(outputs, used, stopped) if any(stopped) else outputs
+        if any(stopped):
+            outputs = _shortened(outputs, used, stopped)
+        if not self._whole:
+            return outputs
+        self._pieces.setdefault(key, []).append(outputs)
+        return _joined(self._pieces.pop(key)) if key in self._ended else None
 
     def _text(self, row: int, sequence: int, beam: int) -> SequenceText:
         key = (row, sequence, beam)
@@ -105,6 +117,23 @@ class TextAnswers:
         if "text_output" in self._names:
             outputs["text_output"] = text_array(texts)
         return outputs
+
+
+def _joined(pieces: Sequence[Outputs]) -> Outputs:
+    """Return the answers of a streamed sequence as one."""
+    made: Outputs = {}
+    for piece in pieces:
+        made |= piece
+    for name in _PER_TOKEN:
+        if name in made:
+            made[name] = np.concatenate([piece[name] for piece in pieces if name in piece], axis=2)
+    if "text_output" in made:
+        texts = zip(*(piece["text_output"] for piece in pieces), strict=True)
+        made["text_output"] = np.array([b"".join(parts) for parts in texts], object)
+    if "num_output_tokens" in made:
+        num_tokens = sum(_number(piece, "num_output_tokens") for piece in pieces)
+        made["num_output_tokens"] = np.array([[num_tokens]], np.int32)
+    return made
 
 
 def _shortened(outputs: Outputs, used: list[int], stopped: list[bool]) -> Outputs:

@@ -16,6 +16,7 @@ from .bls_answers import NEEDED, TextAnswers
 from .bls_inputs import BlsInputs, first_flag, first_number
 from .bls_speculation import can_speculate, speculate
 from .delta_text import StreamMaker
+from .inner_error import ID_IS_TAKEN
 from .request import Reply
 from .text_tensors import read_numbers, read_texts
 
@@ -71,15 +72,24 @@ class BlsRequest:
         self._on_end = on_end
         # The client's own id, by which it can stop the request at the engine's model too.
         own = reply.request_id
-        self.inner_id = f"{own}/{uuid.uuid4().hex}" if is_id_taken or not own else own
+        self.inner_id = _unlike(own) if is_id_taken or not own else own
         self._lock = threading.Lock()
+        self._num_sent = 0
         self._is_cancelled = False
         self._is_running = False
 
     def run(self) -> None:
         """Answer the request, with an error where something is wrong with it."""
         try:
-            self._run()
+            try:
+                self._run()
+            except InvalidArgumentError as error:
+                # Requests of one id could run at a time in this model, and another instance may have that id's.
+                is_taken = ID_IS_TAKEN in str(error) and self.inner_id == self.reply.request_id
+                if not is_taken or self._num_sent:
+                    raise
+                self.inner_id = _unlike(self.reply.request_id)
+                self._run()
         except Exception as error:
             self.reply.fail(error)
         finally:
@@ -99,7 +109,7 @@ class BlsRequest:
 
     def _run(self) -> None:
         inputs = self._parts.inputs.make(self._tensors)
-        answers = self._answers()
+        answers = self._answers(inputs)
         if self._is_cancelled:
             self.reply.send({}, final=True)
             return
@@ -121,6 +131,7 @@ class BlsRequest:
         for answer in made:
             outputs = answers.convert(answer)
             if outputs is not None:
+                self._num_sent += 1
                 self.reply.send(outputs, final=answers.is_done)
             if answers.is_done:
                 if answers.is_stopped:
@@ -143,7 +154,7 @@ class BlsRequest:
         num_draft = int(first_number(tensors, "num_draft_tokens", 0))
         if num_draft < 0:
             raise InvalidArgumentError(f"num_draft_tokens is {num_draft}, wanted at least 0")
-        if parts.draft is not None and num_draft and can_speculate(inputs):
+        if parts.draft is not None and self._is_drafted(inputs):
             return speculate(
                 parts.target,
                 parts.draft,
@@ -157,11 +168,33 @@ class BlsRequest:
             )
         if parts.draft is None and "num_draft_tokens" in tensors:
             inputs["max_draft_len"] = np.full_like(inputs["input_lengths"], num_draft)
-        if not first_flag(inputs, "streaming") and not first_flag(inputs, "exclude_input_in_output"):
+        if self._is_gathering(inputs):
+            inputs["streaming"] = np.ones(inputs["input_lengths"].shape, np.bool_)
+        elif not first_flag(inputs, "streaming") and not first_flag(inputs, "exclude_input_in_output"):
             inputs["return_num_output_tokens"] = np.ones(inputs["input_lengths"].shape, np.bool_)
         return parts.target.call(inputs, names, self.inner_id, self._parameters)
 
-    def _answers(self) -> TextAnswers:
+    def _is_gathering(self, inputs: Tensors) -> bool:
+        """Return whether an answer is put together from a stream, which can end at a stop word as soon as it is there.
+
+        The prompt that an answer begins with is then added here, so the request must say whether it does.
+        """
+        is_single = first_number(inputs, "beam_width", 1) <= 1 and inputs["input_ids"].ndim == 2
+        return (
+            self._parts.is_decoupled
+            and is_single
+            and "stop_words" in self._tensors
+            and "exclude_input_in_output" in inputs
+            and not first_flag(inputs, "streaming")
+            and not self._is_drafted(inputs)
+        )
+
+    def _is_drafted(self, inputs: Tensors) -> bool:
+        """Return whether a model of the server drafts for the request."""
+        is_asked = first_number(self._tensors, "num_draft_tokens", 0) > 0
+        return self._parts.draft is not None and is_asked and can_speculate(inputs)
+
+    def _answers(self, inputs: Tensors) -> TextAnswers:
         tensors = self._tensors
         num_rows = tensors["text_input"].shape[0]
         is_beams = first_number(tensors, "beam_width", 1) > 1
@@ -169,6 +202,11 @@ class BlsRequest:
         names = set(self.reply.output_names)
         if not first_flag(tensors, "return_num_output_tokens"):
             names.discard("num_output_tokens")
+        is_gathering = self._is_gathering(inputs)
+        prompts: list[list[int]] = []
+        if is_gathering and not first_flag(inputs, "exclude_input_in_output"):
+            lengths = inputs["input_lengths"].reshape(-1).tolist()
+            prompts = [ids[:n].tolist() for ids, n in zip(inputs["input_ids"], lengths, strict=True)]
         return TextAnswers(
             self._parts.make_stream,
             stop_words=read_texts(tensors, "stop_words", num_rows),
@@ -176,6 +214,8 @@ class BlsRequest:
             num_sequences=1 if is_beams else int(first_number(tensors, "num_return_sequences", 1)),
             names=frozenset(names),
             accumulate=self._parts.accumulate and not is_beams and first_flag(tensors, "stream"),
+            whole=is_gathering,
+            prompts=prompts,
         )
 
     def _stop_inner(self) -> None:
@@ -185,3 +225,8 @@ class BlsRequest:
                     model.stop(self.inner_id)
             except Error:  # it has gone, and so has what was to stop
                 pass
+
+
+def _unlike(request_id: str) -> str:
+    """Return an id that no other request has."""
+    return f"{request_id}/{uuid.uuid4().hex}"

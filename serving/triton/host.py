@@ -22,6 +22,7 @@ from ...runtime.sampling import SamplingParams
 from ...runtime.stats import RequestStats
 from .cancel_watch import CancelWatch
 from .delta_text import PrefixRule
+from .inner_error import ID_IS_TAKEN
 from .lora_cache import LoraCache
 from .outbox import Outbox
 from .request import Reply, Request
@@ -171,8 +172,7 @@ class EngineHost:
                 raise ShutdownError("the model is shutting down; send the request to another server")
             if request.id and request.id in self._by_id:
                 raise InvalidArgumentError(
-                    f"a request with the id {request.id!r} is running; give each request in flight an id of its own, "
-                    "or none"
+                    f"a request with the id {request.id!r} is running; {ID_IS_TAKEN}, or none"
                 )
             if request.id:
                 self._by_id[request.id] = request

@@ -240,35 +240,64 @@ def test_beams(
     assert answer["cum_log_probs"].shape == (1, 2)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "has_prompt"), [(False, False), (False, True), (True, False)])
 def test_a_stop_word_is_found_in_the_text(
-    server: RunningTriton, engine: Engine, expected: Callable[..., list[list[int]]], stream: bool
+    server: RunningTriton,
+    engine: Engine,
+    expected: Callable[..., list[list[int]]],
+    stream: bool,
+    has_prompt: bool,
 ) -> None:
-    """A word that begins inside a token and ends inside another, with all that it cuts."""
+    """A word that begins inside a token and ends inside another, with all that it cuts; the engine stops there too."""
     tokenizer = engine.tokenizer
     assert tokenizer is not None
-    (ids,) = expected(PROMPTS[0], 60)
+    prompt = PROMPTS[0]
+    (ids,) = expected(prompt, 60)
     text = tokenizer.decode(ids)
     word = text[11:14]
     wanted = text[: text.index(word) + len(word)]
     started = time.monotonic()
+    more = {} if stream else {"exclude_input_in_output": not has_prompt, "return_num_output_tokens": True}
     answers = ask(
         server,
         BLS,
-        [PROMPTS[0]],
-        60 if not stream else LONG,
+        [prompt],
+        LONG,
         stream=stream,
-        exclude_input_in_output=True,
         return_log_probs=True,
-        stop_words=["nowhere in it", word],
+        stop_words=["not in it", word],
+        **more,
     )
-    assert texts_of(answers)[0, 0, 0] == wanted
+    assert texts_of(answers)[0, 0, 0] == (prompt if has_prompt else "") + wanted
     assert answers[-1]["finish_reasons"].ravel().tolist() == [2]
-    num_logprobs = sum(one["output_log_probs"].shape[-1] for one in answers)
-    shorter = [n for n in range(1, 61) if tokenizer.decode(ids[:n]).startswith(wanted)]
-    assert num_logprobs == shorter[0]
+    num_tokens = next(n for n in range(1, 61) if tokenizer.decode(ids[:n]).startswith(wanted))
+    assert sum(one["output_log_probs"].shape[-1] for one in answers) == num_tokens
+    if not stream:
+        (answer,) = answers
+        assert answer["num_output_tokens"].item() == num_tokens
+        np.testing.assert_allclose(
+            answer["cum_log_probs"].item(), answer["output_log_probs"].sum(), rtol=1e-4
+        )
     wait_until_idle(server)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 5
+
+
+def test_stop_words_of_a_batch_end_each_row_by_itself(
+    server: RunningTriton, engine: Engine, expected: Callable[..., list[list[int]]]
+) -> None:
+    """One row's word ends that row; the others go on to their full length."""
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
+    texts = [tokenizer.decode(expected(prompt, 60)[0]) for prompt in PROMPTS]
+    word = next(
+        texts[1][i : i + 4] for i in range(9, 50) if all(texts[1][i : i + 4] not in t for t in texts[2:])
+    )
+    for stream in (False, True):
+        answers = ask(
+            server, BLS, PROMPTS, 60, stream=stream, exclude_input_in_output=True, stop_words=[word]
+        )
+        wanted = [text[: text.index(word) + 4] if word in text else text for text in texts]
+        assert texts_of(answers) == {(row, 0, 0): text for row, text in enumerate(wanted)}
 
 
 def test_a_stop_ends_a_request_by_its_clients_id(server: RunningTriton) -> None:
