@@ -126,7 +126,7 @@ def test_a_row_keeps_nothing_of_the_requests_buffers() -> None:
         ({"input_ids": ints(1, -1, 3)}, InvalidArgumentError, "input_ids has -1 at 1, .* 0 to 99"),
         ({"input_ids": ints(1, 2, 100)}, InvalidArgumentError, "input_ids has 100 at 2"),
         ({"end_id": ints(-2)}, InvalidArgumentError, "end_id is -2, wanted at least -1"),
-        ({"end_id": ints(100)}, InvalidArgumentError, "end_id has the token 100"),
+        ({"end_id": ints(100)}, InvalidArgumentError, "end_id has the token 100, .* 0 to 99"),
         ({"min_tokens": ints(-1)}, InvalidArgumentError, "min_tokens is -1"),
         ({"temperature": floats(-1)}, InvalidArgumentError, "temperature is -1.0"),
         ({"temperature": floats(np.nan)}, InvalidArgumentError, "temperature is nan"),
@@ -514,6 +514,7 @@ def test_what_the_cache_keeps() -> None:
     decode = {"retention_decode_priority": ints(80), "retention_decode_duration_ms": ints(900)}
     assert params_of(**decode) == {"decode_retention_priority": 80, "decode_retention_duration_ms": 900}
     assert params_of(retention_decode_duration_ms=ints(-1)) == {}
+    assert params_of(retention_decode_duration_ms=ints(0)) == {"decode_retention_duration_ms": 0}
 
 
 @pytest.mark.parametrize(
