@@ -414,3 +414,45 @@ def test_drafts_go_on_behind_the_longest_prompt(
             server, BLS, [prompt], 40, stream=stream, num_draft_tokens=4, exclude_input_in_output=True
         )
         assert texts_of(answers)[0, 0, 0] == wanted
+
+
+def test_models_of_one_answer_a_request(
+    triton_server: TritonServers,
+    engine: Engine,
+    engine_dir: Path,
+    expected: Callable[..., list[list[int]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Not decoupled, so by plain inference too; and the engine's own drafts, as many as num_draft_tokens says."""
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
+    folder = tmp_path_factory.mktemp("one_answer") / "models"
+    parameters = {("tensorrt_llm", "num_threads"): "1", ("tensorrt_llm", "draft_engine_dir"): str(engine_dir)}
+    write_repository(
+        make_plan(engine_dir, folder, Overrides({"decoupled_mode": "false"}, parameters)), folder
+    )
+    server = triton_server(folder, ["tensorrt_llm", BLS], fresh=True)
+
+    def post(body: Mapping[str, Any]) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(server.http, timeout=30)
+        connection.request("POST", f"/v2/models/{BLS}/generate", json.dumps(body))
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    prompt = "a b a b a b a b"
+    (ids,) = expected(prompt, 60)
+    text = tokenizer.decode(ids)
+    body = {"text_input": prompt, "max_tokens": 60, "exclude_input_in_output": True}
+    status, answer = post({**body, "num_draft_tokens": 3, "return_perf_metrics": True})
+    assert (status, answer["text_output"]) == (200, text)
+    assert answer["total_draft_tokens"] > 0
+    status, answer = post({**body, "num_draft_tokens": 0, "return_perf_metrics": True})
+    assert (status, answer["text_output"], answer["total_draft_tokens"]) == (200, text, 0)
+    status, answer = post({**body, "stop_words": [text[20:24]]})
+    assert answer["text_output"] == text[: text.index(text[20:24]) + 4]
+    for wrong in ({"stream": True}, {"decoder_text_input": "some words"}, {"num_draft_tokens": -1}):
+        status, answer = post({**body, **wrong})
+        assert status == 400 and (
+            "streaming" in str(answer) or "decoder" in str(answer) or "num_draft" in str(answer)
+        )
+    assert triton_server.stop(server) == 0
