@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ..runtime.errors import InvalidArgumentError
 from . import _options as options
 from ._guided import load_adapters
 
+_OTHER_FILES = 64  # the engine's, the log's, the event loop's
 _LEAST_BODY_BYTES = 1 << 20
 _BODY_BYTES_PER_TOKEN = 32  # of the longest prompt: text has 4 or so, ids in JSON 8
 
@@ -57,6 +59,12 @@ def serve(
     max_prompts: Annotated[
         int, typer.Option("--max-prompts", min=1, help="Most prompts of one request.")
     ] = 256,
+    max_outputs: Annotated[
+        int, typer.Option("--max-outputs", min=1, help="Most outputs of one request: prompts times n.")
+    ] = 256,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="Open at a time; one more is closed.")
+    ] = 8192,
     request_timeout: Annotated[
         float, typer.Option("--request-timeout", min=0.0, help="Seconds, then a request ends; 0 = never.")
     ] = 0.0,
@@ -121,6 +129,8 @@ def serve(
         api_keys=read_keys(api_key or (), os.environ.get(ENVIRONMENT), api_key_file),
         max_body_bytes=max_body_bytes,
         max_prompts=max_prompts,
+        max_outputs=max_outputs,
+        max_connections=_room_for(max_connections),
         request_timeout_s=request_timeout or None,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
@@ -152,6 +162,20 @@ def serve(
         settings = dataclasses.replace(settings, max_body_bytes=max(_LEAST_BODY_BYTES, most))
     where = _where(sockets[0], uds)
     _run(serve(engine, settings, sockets, lambda _end: _tell_ready(names[0], where)))
+
+
+def _room_for(num_connections: int) -> int:
+    """Let the process open so many sockets, as far as the system allows, and return how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (
+        num_connections
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(num_connections, soft - _OTHER_FILES))
+    )
 
 
 def _open(

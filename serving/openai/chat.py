@@ -35,16 +35,17 @@ async def chat(ctx: Context, body: ChatBody, identity: Identity, receive: Receiv
             body.skip_special_tokens = False  # or the text would not show where the calls begin
     params = chat_params(body, guided, **more)
     prompt = await chat_prompt(ctx, body)
+    streaming = bool(body.stream)
+    Run.check(ctx, [prompt], params, streaming=streaming)
     identity.num_prompt_tokens = len(prompt.ids)
     choices = ChatChoices(ctx, body, prompt, form, [function.name for function in functions])
-    streaming = bool(body.stream)
     head = make_head(
         "chatcmpl",
         "chat.completion.chunk" if streaming else "chat.completion",
         body.model or ctx.settings.model_names[0],
     )
     headers = headers_of(ctx, body, prompt, adapter, more["cache_salt"])
-    run = await Run.start(ctx, [prompt], params, new_text=True, streaming=streaming)
+    run = await Run.start(ctx, [prompt], params, new_text=True)
     if streaming:
         return EventStream(ctx, _chunks(run, head, choices, body, identity), headers)
     with run:

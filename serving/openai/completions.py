@@ -31,12 +31,13 @@ async def complete(ctx: Context, body: CompletionBody, identity: Identity, recei
     params = completion_params(body, guided_of(body), **more)
     _check_echo(body)
     prompts = await completion_prompts(ctx, body)
+    streaming = bool(body.stream)
+    Run.check(ctx, prompts, params, streaming=streaming)
     identity.num_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
     head = make_head("cmpl", "text_completion", body.model or ctx.settings.model_names[0])
     headers = headers_of(ctx, body, prompts[0], adapter, more["cache_salt"])
     writer = _Choices(ctx, body, prompts)
-    streaming = bool(body.stream)
-    run = await Run.start(ctx, prompts, params, new_text=False, streaming=streaming)
+    run = await Run.start(ctx, prompts, params, new_text=False)
     if streaming:
         return EventStream(ctx, _chunks(run, head, writer, body, identity), headers)
     with run:

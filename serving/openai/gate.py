@@ -44,7 +44,9 @@ class Gate:
         scope[KEY] = identity
         answer = _Answer(send, identity)
         begin_s = time.monotonic()
-        is_counted = scope["path"] not in _ALWAYS_PATHS  # a scrape would see itself, probes would hide the rest
+        is_counted = (
+            scope["path"] not in _ALWAYS_PATHS
+        )  # a scrape would see itself, probes would hide the rest
         if is_counted:
             self._ctx.metrics.http_started()
         try:

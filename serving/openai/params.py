@@ -12,6 +12,7 @@ from .protocol import ChatBody, CompletionBody, SamplingFields
 
 # Of OpenAI's legacy API; a chat goes on until the model ends it or its length does.
 DEFAULT_COMPLETION_TOKENS = 16
+_MOST_ENTRIES = {"stop": 64, "bad_words": 256, "stop_token_ids": 1024}
 _SAME_NAMES = (
     "temperature",
     "top_p",
@@ -69,9 +70,18 @@ def outputs_wanted(body: SamplingFields) -> int:
     return 1 if body.n is None else body.n
 
 
+def _check_counts(body: SamplingFields) -> None:
+    """Refuse lists that would cost every step: each token's text is compared with each stop string."""
+    for name, most in _MOST_ENTRIES.items():
+        value = getattr(body, name)
+        if isinstance(value, list) and len(value) > most:
+            raise bad_request(f"{name} has {len(value)} entries, the most is {most}", name, "invalid_value")
+
+
 def _common(body: SamplingFields, guided: GuidedParams | None) -> dict[str, Any]:
     values = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     values["guided"] = guided
+    _check_counts(body)
     if values.get("top_k") == -1:
         values["top_k"] = 0  # vLLM's way to say all
     if body.seed is not None:

@@ -19,6 +19,7 @@ class GuardedProtocol(HttpToolsProtocol):  # type: ignore[misc]
 
     - The head of a request must be there header_timeout_s after the connection, or after its first byte.
     - It may have 64 KiB.
+    - One connection more than max_connections is closed at once.
     - A client that takes nothing of what is sent for write_timeout_s is cut off.
     """
 
@@ -32,6 +33,10 @@ class GuardedProtocol(HttpToolsProtocol):  # type: ignore[misc]
         self._unsent = 0
         super().connection_made(transport)
         self._expect_head()
+        if len(self.connections) > self.settings.max_connections:
+            self._refuse(
+                ApiError(503, "the server has too many connections; try again later", code="overloaded")
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
@@ -129,9 +134,10 @@ class GuardedProtocol(HttpToolsProtocol):  # type: ignore[misc]
         """Answer and close, unless an answer is on its way already."""
         if self.cycle is None or self.cycle.response_complete:
             body = json.dumps(error.body()).encode()
+            retry = "retry-after: 1\r\n" if error.status == 503 else ""
             head = (
                 f"HTTP/1.1 {error.status} Refused\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n{retry}\r\n"
             )
             self.transport.write(head.encode() + body)
         self.transport.close()

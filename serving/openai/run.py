@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -12,10 +13,10 @@ from types import TracebackType
 from ...runtime.async_handle import AsyncRequestHandle
 from ...runtime.completion import Completion, Delta
 from ...runtime.engine_base import check_streaming
-from ...runtime.errors import Error
+from ...runtime.errors import Error, InternalError
 from ...runtime.sampling import SamplingParams
 from .context import Context
-from .errors import of_error
+from .errors import bad_request, of_error
 from .prompts import Prompt
 
 PING_S = 15.0  # proxies close connections that are silent for a minute
@@ -28,6 +29,26 @@ class Run:
         self._ctx = ctx
         self._handles = handles
 
+    @staticmethod
+    def check(ctx: Context, prompts: Sequence[Prompt], params: SamplingParams, *, streaming: bool) -> None:
+        """Raise ApiError 400 for what the engine would refuse, before anything is made of it."""
+        outputs = len(prompts) * max(params.num_sequences, params.beam_width)
+        if outputs > ctx.settings.max_outputs:
+            raise bad_request(
+                f"the request has {outputs} outputs (prompts times n, best_of or beams), the most is "
+                f"{ctx.settings.max_outputs}; send several requests",
+                "n",
+                "invalid_value",
+            )
+        try:
+            if streaming:
+                check_streaming(params)
+            for prompt in prompts:
+                ctx.engine.check_prompt(prompt.ids, params)
+        except Error as error:
+            ctx.metrics.observe_error(error)
+            raise of_error(error) from error
+
     @classmethod
     async def start(
         cls,
@@ -36,15 +57,10 @@ class Run:
         params: SamplingParams,
         *,
         new_text: bool,
-        streaming: bool,
     ) -> Run:
         """Submit; raises ApiError 429 for a full queue, 400 for what the engine refuses."""
         handles: list[AsyncRequestHandle] = []
         try:
-            if streaming:
-                check_streaming(params)
-            for prompt in prompts:  # all are looked at before the first one runs
-                ctx.engine.check_prompt(prompt.ids, params)
             for prompt in prompts:
                 handles.append(await ctx.engine.submit(prompt.ids, params, new_text=new_text, wait=False))
         except BaseException as error:
@@ -116,6 +132,8 @@ class Run:
                     self._observe(delta.completion)
         except Error as error:
             waiting.fail(error)
+        except Exception as error:  # or the reader would wait for ever
+            waiting.fail(InternalError(f"reading a request's tokens failed: {type(error).__name__}: {error}"))
 
     def _observe(self, completion: Completion) -> None:
         self._ctx.metrics.observe(
@@ -124,11 +142,11 @@ class Run:
 
 
 class _Waiting:
-    """Deltas that are not sent yet, one an output."""
+    """Deltas that are not sent yet, by output. A reader that is slow gets many at a time."""
 
     def __init__(self, num_requests: int) -> None:
         self._num_running = num_requests
-        self._deltas: dict[tuple[int, int], Delta] = {}
+        self._deltas: dict[tuple[int, int], list[Delta]] = {}
         self._some = asyncio.Event()
         self._over = asyncio.Event()
         self.error: Error | None = None
@@ -142,9 +160,7 @@ class _Waiting:
         return self._over.is_set()
 
     def put(self, i: int, delta: Delta) -> None:
-        key = (i, delta.index)
-        before = self._deltas.get(key)
-        self._deltas[key] = delta if before is None else _joined(before, delta)
+        self._deltas.setdefault((i, delta.index), []).append(delta)
         self._some.set()
         if delta.is_final:
             self._num_running -= 1
@@ -171,22 +187,20 @@ class _Waiting:
         taken, self._deltas = self._deltas, {}
         if not self._over.is_set():
             self._some.clear()
-        return [(i, delta) for (i, _), delta in taken.items()]
+        return [(i, _joined(deltas)) for (i, _), deltas in taken.items()]
 
 
-def _joined(first: Delta, second: Delta) -> Delta:
-    logprobs = (
-        None
-        if first.logprobs is None and second.logprobs is None
-        else (
-            *(first.logprobs or ()),
-            *(second.logprobs or ()),
-        )
-    )
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    """Return one delta of an output's waiting ones; what comes at the end is the last one's."""
+    if len(deltas) == 1:
+        return deltas[0]
+    with_logprobs = [one.logprobs for one in deltas if one.logprobs is not None]
     return dataclasses.replace(
-        second,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=logprobs,
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+        deltas[-1],
+        text="".join(one.text for one in deltas),
+        token_ids=tuple(itertools.chain.from_iterable(one.token_ids for one in deltas)),
+        logprobs=tuple(itertools.chain.from_iterable(with_logprobs)) if with_logprobs else None,
+        prompt_logprobs=next(
+            (one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None
+        ),
     )

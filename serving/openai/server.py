@@ -22,7 +22,9 @@ from .protocol_http import guarded
 from .settings import Settings
 
 _BACKLOG = 2048
-_SEND_BUFFER_BYTES = 128 << 10  # of the kernel's memory for a client that reads slowly; it would take megabytes
+_SEND_BUFFER_BYTES = (
+    128 << 10
+)  # of the kernel's memory for a client that reads slowly; it would take megabytes
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]

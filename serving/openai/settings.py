@@ -12,7 +12,8 @@ class Settings:
     model_names : what clients may call the model, the first is the one it answers with
     api_keys : one of them must come with a request; empty = none is asked for
     max_body_bytes : longest body of a request
-    max_prompts : prompts of one request
+    max_prompts, max_outputs : of one request; outputs are prompts times n, best_of or beams
+    max_connections : open at a time; one more is closed at once
     request_timeout_s : ends a request with what it has; None = as long as it takes
     header_timeout_s : for the head of a request, from the connection's first byte, or from the connection
     body_timeout_s : for its body
@@ -31,6 +32,8 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 4 << 20
     max_prompts: int = 256
+    max_outputs: int = 256
+    max_connections: int = 8192
     request_timeout_s: float | None = None
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai_servers import Served
+from openai_servers import Served, served
+from plansmith.runtime.async_engine import AsyncEngine
 from plansmith.runtime.engine import Engine, SamplingParams
 
 MESSAGES: Any = [{"role": "user", "content": "the quick brown fox"}]
@@ -275,6 +280,16 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": []}, "prompt", "empty"),
     ({"prompt": [[5], ["a"]]}, "prompt.1.0", "integer"),
     ({"prompt": [999]}, "prompt", "0 to 319"),
+    ({"prompt": [-1]}, "prompt", "0 to 319"),
+    ({"prompt": [2**40]}, "prompt", "0 to 319"),
+    ({"prompt": [2**70]}, None, "token ids"),
+    ({"prompt": [5.5]}, "prompt.0", "integer"),
+    ({"n": 300, "max_tokens": 1}, "n", "256"),
+    ({"prompt": ["a"] * 16, "n": 17}, "n", "272"),
+    ({"stop": ["a"] * 65}, "stop", "64"),
+    ({"seed": "x"}, "seed", "integer"),
+    ({"extra_body": {"timeout_ms": 0}}, "timeout_ms", "between 1"),
+    ({"extra_body": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens", "at least 1"),
     ({"prompt": ["a"] * 17}, "prompt", "16"),
     ({"prompt": "a" * 500, "max_tokens": 1}, None, "max_input_len is 96"),
     ({"best_of": 2, "stream": True}, "best_of", "best_of"),
@@ -315,8 +330,6 @@ def test_a_wrong_field_is_400_with_openais_error_object(
     ],
 )
 def test_wrong_messages_are_400(tiny: Served, messages: Any, says: str) -> None:
-    import json
-
     with tiny.http() as http:
         body = json.dumps({"model": "tiny", "messages": messages})
         got = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
@@ -362,3 +375,35 @@ def test_metrics_count_requests_and_answers(tiny: Served) -> None:
     ):
         if wanted is not None:
             assert value(after, begin) - value(before, begin) == wanted, begin
+
+
+def test_adapters_are_models(
+    engine_dir: Path, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each answers by its name, and a request for the model alone is not changed by them."""
+    import tiny_adapters
+
+    model = tiny_adapters.load_model(tiny_checkpoint("llama"))
+    adapter = tiny_adapters.make_adapter(model, tiny_adapters.ALL, r=4, seed=1)
+    path = tiny_adapters.write_adapter(tmp_path / "sql", adapter, r=4)
+
+    def make() -> AsyncEngine:
+        engine = AsyncEngine.open(engine_dir, num_threads=1, max_num_tokens=32)
+        engine.load_adapter("sql", path)
+        return engine
+
+    with Engine.open(engine_dir, num_threads=1) as local:
+        local.load_adapter("sql", path)
+        greedy = SamplingParams(max_tokens=8, temperature=0)
+        alone = local.generate("the", greedy)[0].text
+        adapted = local.generate("the", dataclasses.replace(greedy, adapter="sql"))[0].text
+    assert alone != adapted
+    with served(make) as server:
+        client = server.client()
+        assert [(one.id, one.model_dump()["parent"]) for one in client.models.list()] == [
+            ("tiny", None),
+            ("sql", "tiny"),
+        ]
+        for name, wanted in (("sql", adapted), ("tiny", alone), ("sql", adapted)):
+            got = client.completions.create(model=name, prompt="the", max_tokens=8, temperature=0)
+            assert (got.choices[0].text, got.model) == (wanted, name)
