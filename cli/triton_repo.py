@@ -209,15 +209,18 @@ def _report(
 
 def _print_rows(carried: Carried) -> None:
     """Print what became of the older repository's settings, a line each, those that are as they were first."""
+    lines: list[str] = []
     for model in dict.fromkeys(row.model for row in carried.rows):
         rows = [row for row in carried.rows if row.model == model]
         same = [f"{row.key} = {row.new}" for row in rows if row.state == "carried"]
-        print(f"{model}:" + (f" carried {', '.join(same)}" if same else ""))
+        lines.append(f"{model}:" + (f" carried {', '.join(same)}" if same else ""))
         for row in rows:
             if row.state == "changed":
-                print(f"  changed {row.key}: {row.old} -> {row.new} ({row.why})")
+                lines.append(f"  changed {row.key}: {row.old} -> {row.new} ({row.why})")
             elif row.state == "not carried":
-                print(f"  not carried {row.key}{f' = {row.old}' if row.old else ''}: {row.why}")
+                lines.append(f"  not carried {row.key}{f' = {row.old}' if row.old else ''}: {row.why}")
+    for line in lines:  # an older file may hold anything, a terminal's controls too
+        print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
     if carried.num_unfilled:
         print(f"{carried.num_unfilled} variables of its templates were not filled; they have their defaults")
 

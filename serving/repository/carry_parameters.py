@@ -16,6 +16,8 @@ Outcome = tuple[Row | None, dict[str, str]]
 """The row of the report, None for a setting that asks for nothing; and the new parameters: key -> text."""
 
 _TEXT_KEYS = {
+    "tensorrt_llm_draft_model_name": "that model is not in the new repository; let the engine draft by itself: --set "
+    "draft_engine_dir=DIR",
     "tokenizer_type": "the engine's tokenizer.json says what it is",
     "visual_model_path": "models with images cannot be run",
     "multimodal_model_path": "models with images cannot be run",

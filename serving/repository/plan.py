@@ -213,7 +213,8 @@ def check_parameter(model: str, key: str, value: str) -> None:
         return
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     if near:
-        raise InvalidArgumentError(f"{key} is no parameter of {model}; did you mean {near[0]}?")
+        said = key if key.isidentifier() else repr(key)
+        raise InvalidArgumentError(f"{said} is no parameter of {model}; did you mean {near[0]}?")
 
 
 def all_parameters() -> list[dict[str, str]]:

@@ -1,16 +1,19 @@
-"""Whether anything still runs in a server that was told to exit.
+"""The end of a server's work: what is told first, and whether anything still runs.
 
-It waits by itself until its limit for connections that are merely open, and for streams whose model died.
+A server that was told to exit refuses the steps of ensembles that still run, and their streams hang. So these are
+unloaded before, which lets them finish. It also waits by itself until its limit for connections that are merely open,
+and for streams whose model died.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from .api import NoAnswer, TritonApi, counter_sum
+from .api import NoAnswer, TritonApi, TritonError, counter_sum
 from .canary import progress_of
 
+_CALL_S = 5.0
 _QUIET_S = 3.0  # longer than the engine's metrics lag behind it
 _OURS = frozenset(("tensorrt_llm", "tensorrt_llm_bls", "preprocessing", "postprocessing", "ensemble"))
 _ACTIVE = "nv_trt_llm_request_metrics"
@@ -41,3 +44,29 @@ class DrainWatch:
             self._progress, self._quiet_since = progress, time.monotonic()
         shows_all = _OURS.issuperset(self._names) and f"\n{_ACTIVE}{{" in text
         return (shows_all or self._has_hung) and time.monotonic() - self._quiet_since > _QUIET_S
+
+
+def finish_callers(api: TritonApi, names: Sequence[str], must_end: Callable[[], bool]) -> None:
+    """Let models that call others take no new requests, and wait until their running ones have ended.
+
+    names : the loaded models
+    must_end : asked now and then, whether to wait no longer
+    """
+    try:
+        callers = [name for name in names if _calls_others(api, name)]
+        for name in callers:
+            api.unload(name, _CALL_S)
+        while not must_end():
+            states = {one.name: one.reason for one in api.index(_CALL_S) if one.name in callers}
+            if all(reason == "unloaded" for reason in states.values()):
+                return
+            time.sleep(0.1)
+    except (NoAnswer, TritonError):
+        return  # the server is not well; it is told to exit all the same
+
+
+def _calls_others(api: TritonApi, name: str) -> bool:
+    try:
+        return name.endswith("_bls") or "ensemble_scheduling" in api.config(name, _CALL_S)
+    except TritonError:
+        return False  # someone has unloaded it

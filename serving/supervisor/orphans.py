@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from . import processes
+from .api import TritonApi
+from .draining import finish_callers
 from .process import KILL_MARGIN_S, clean_up
 from .state import State, read_state
 
@@ -31,8 +33,10 @@ def end_orphans(state_dir: Path) -> None:
 def drain_orphan(state: State, is_forced: bool) -> bool:
     """Stop a server that has no supervisor any more, as one would; whether requests may have been cut."""
     if state.has_server and not is_forced:
-        os.kill(state.server_pid, signal.SIGTERM)
         deadline = time.monotonic() + state.exit_timeout_s + KILL_MARGIN_S
+        api = TritonApi(state.host, state.http_port, state.metrics_port)
+        finish_callers(api, list(state.models), lambda: time.monotonic() > deadline - KILL_MARGIN_S)
+        os.kill(state.server_pid, signal.SIGTERM)
         while processes.is_same(state.server_pid, state.server_ticks) and time.monotonic() < deadline:
             time.sleep(0.05)
     was_cut = state.has_server

@@ -15,7 +15,7 @@ from ...runtime.errors import Error, UnsupportedError
 from . import processes
 from .api import NoAnswer, TritonError
 from .canary import Outcome
-from .draining import DrainWatch
+from .draining import DrainWatch, finish_callers
 from .install import TritonInstall
 from .loading import LoadError, StartError, load_order
 from .log_files import put_aside
@@ -323,7 +323,6 @@ class Supervisor:
         elif server is not None and server.process.poll() is None:
             server.stop_canaries()
             self._say("draining", f"running requests have {self._options.exit_timeout_s} s to end")
-            server.process.terminate()
             is_over = self._wait_for_end(server)
             status = server.process.kill()
             if status != 0:
@@ -334,10 +333,19 @@ class Supervisor:
         return 0
 
     def _wait_for_end(self, server: Server) -> bool:
-        """Wait for a server that was told to exit, and return whether no request runs in it any more."""
+        """Tell a server to exit, wait for it, and return whether no request runs in it any more."""
         stops = self._num_stops
         drain = DrainWatch(server.api, self._names, server.has_hung)
-        deadline = time.monotonic() + self._options.exit_timeout_s + KILL_MARGIN_S
+        deadline = time.monotonic() + self._options.exit_timeout_s
+
+        def must_end() -> bool:
+            self._reap()
+            late = time.monotonic() > deadline or self._num_stops > stops
+            return late or server.process.poll() is not None or drain.is_over()
+
+        finish_callers(server.api, self._names, must_end)
+        server.process.terminate()
+        deadline += KILL_MARGIN_S
         while server.process.poll() is None:
             if drain.is_over():
                 return True

@@ -62,6 +62,7 @@ class TritonPythonModel:
         self._watch.stop()
 
     def _take(self, request: Any, reply: TritonReply) -> None:
+        reply.identify(request)
         tensors = request_tensors(request)
         if is_stop(tensors):
             self._threads.submit(self._stop, reply)

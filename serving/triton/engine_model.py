@@ -45,14 +45,9 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Start requests; their answers come from other threads. An error is that of its request alone."""
         for request in requests:
-            parameters = request_parameters(request)
-            reply = TritonReply(
-                request,
-                is_decoupled=self._settings.is_decoupled,
-                is_inner=parameters.pop(IS_INNER, False) is True,
-            )
+            reply = TritonReply(request, is_decoupled=self._settings.is_decoupled)
             try:
-                self._take(request, parameters, reply)
+                self._take(request, reply)
             except Exception as error:
                 self._metrics.observe_error(error)
                 reply.fail(error)
@@ -80,7 +75,10 @@ class TritonPythonModel:
             raise
         self._metrics.start()
 
-    def _take(self, request: Any, parameters: dict[str, Any], reply: TritonReply) -> None:
+    def _take(self, request: Any, reply: TritonReply) -> None:
+        parameters = request_parameters(request)
+        reply.is_inner = parameters.pop(IS_INNER, False) is True
+        reply.identify(request)
         tensors = request_tensors(request)
         if is_stop(tensors):
             self._host.stop(reply.request_id)

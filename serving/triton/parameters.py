@@ -38,7 +38,7 @@ def parameter(key: str) -> Parameter:
         return _BY_KEY[key]
     near = difflib.get_close_matches(key, _BY_KEY, n=1, cutoff=0.5)
     raise InvalidArgumentError(
-        f"{key} is no parameter of tensorrt_llm"
+        f"{key if key.isidentifier() else repr(key)} is no parameter of tensorrt_llm"
         + (f"; did you mean {near[0]}?" if near else "; remove it")
         + " (plansmith triton-repo --list-parameters shows all)"
     )

@@ -43,30 +43,47 @@ def request_tensors(request: Any) -> dict[str, NDArray[Any]]:
 
 
 def request_parameters(request: Any) -> dict[str, Any]:
-    """Return a request's parameters, {} without any."""
-    text = request.parameters()
+    """Return a request's parameters, {} without any; InvalidArgumentError for what is not UTF-8."""
+    try:
+        text = request.parameters()
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"the request's parameters are not UTF-8 ({error.reason}); send text, other bytes are for tensors"
+        ) from error
     return dict(json.loads(text)) if text else {}
 
 
 class TritonReply:
     """Sends the answers of one request.
 
+    request_id, output_names : of the request, once it has been identified; before that an error can be sent
     is_decoupled : the model's; else a request has one answer, not none
     is_inner : a model of this server made the request, see inner_error
     """
 
-    def __init__(self, request: Any, *, is_decoupled: bool, is_inner: bool = False) -> None:
-        self.request_id: str = request.request_id()
-        self.output_names: frozenset[str] = frozenset(request.requested_output_names())
+    def __init__(self, request: Any, *, is_decoupled: bool) -> None:
+        self.request_id = ""
+        self.output_names: frozenset[str] = frozenset()
+        self.is_inner = False
         self._sender = request.get_response_sender()
-        self._is_decoupled, self._is_inner = is_decoupled, is_inner
+        self._is_decoupled = is_decoupled
         # The server frees what is_cancelled asks as soon as the final flag is sent.
         self._lock = threading.Lock()
         self._is_closed = False
 
+    def identify(self, request: Any) -> None:
+        """Read what the client calls the request and which outputs it wants; InvalidArgumentError for no UTF-8."""
+        try:
+            self.request_id = request.request_id()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"the request's id is not UTF-8 ({error.reason}); send text"
+            ) from error
+        self.output_names = frozenset(request.requested_output_names())
+
     def acknowledge(self) -> None:
         """Send the empty first answer to a request of a model."""
-        if self._is_inner and self._is_decoupled:
+        if self.is_inner and self._is_decoupled:
             self.send({}, final=False)
 
     def send(self, outputs: dict[str, NDArray[Any]], final: bool) -> None:
@@ -79,10 +96,13 @@ class TritonReply:
 
     def fail(self, error: BaseException) -> None:
         """Send an error, which is the last answer."""
-        if self._is_inner:
+        if self.is_inner:
             self.send(error_outputs(error), final=True)
             return
-        failure = pb_utils.TritonError(str(error), _code(error))
+        text = (
+            str(error).encode("utf-8", "replace").decode()
+        )  # of a surrogate Triton makes an error of its own
+        failure = pb_utils.TritonError(text, _code(error))
         self._send(pb_utils.InferenceResponse(output_tensors=[], error=failure), final=True)
 
     def is_cancelled(self) -> bool:

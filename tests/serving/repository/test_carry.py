@@ -196,8 +196,14 @@ def test_the_engine_among_a_draft_and_a_target(engine_dir: Path, tmp_path: Path)
         shutil.copytree(old / "tensorrt_llm", old / name)
         edit(old, name, 'name: "tensorrt_llm"', f'name: "{name}"')
     shutil.rmtree(old / "tensorrt_llm")
+    edit(old, "tensorrt_llm_bls", "${tensorrt_llm_draft_model_name}", "tensorrt_llm_draft")
     assert read_repository(old).configs["tensorrt_llm"].name == "tensorrt_llm_target"
-    assert row(carry(old, engine_dir), "tensorrt_llm_draft", "the model itself")[2] == "not carried"
+    carried = carry(old, engine_dir)
+    for model, key in (
+        ("tensorrt_llm_draft", "the model itself"),
+        ("tensorrt_llm_bls", "tensorrt_llm_draft_model_name"),
+    ):
+        assert row(carried, model, key)[2] == "not carried"
 
 
 def test_a_tokenizer_that_is_there_is_kept(engine_dir: Path, tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def test_an_unknown_key_is_named_with_the_nearest(key: str, near: str) -> None:
         read(**{key: "1"})
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
+def test_any_unknown_key_is_an_error_of_one_line(key: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        read_parameters({"gpt_model_path": "/engine", f"kv_cache {key}": "1"})
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_settings() -> None:
     settings = read(
         exclude_input_in_output="True",
