@@ -30,18 +30,21 @@ class DrainWatch:
         self._api = api
         self._names = tuple(names)
         self._has_hung = has_hung
-        self._progress = -1.0
+        self._seen: tuple[float, int] | None = None
         self._quiet_since = time.monotonic()
 
-    def is_over(self) -> bool:
-        """Whether nothing has moved for a while, nor will; asks the server, within a second."""
+    def is_over(self, num_stubs: int = 0) -> bool:
+        """Whether nothing has moved for a while, nor will; asks the server, within a second.
+
+        num_stubs : that are left; one less is a move, for ending them takes a while
+        """
         try:
             text = self._api.metrics(1.0)
         except NoAnswer:
             return False  # it is about to end
-        progress = progress_of(text, self._names)
-        if progress != self._progress or counter_sum(text, _ACTIVE, {"request_type": "active"}) > 0:
-            self._progress, self._quiet_since = progress, time.monotonic()
+        seen = (progress_of(text, self._names), num_stubs)
+        if seen != self._seen or counter_sum(text, _ACTIVE, {"request_type": "active"}) > 0:
+            self._seen, self._quiet_since = seen, time.monotonic()
         shows_all = _OURS.issuperset(self._names) and f"\n{_ACTIVE}{{" in text
         return (shows_all or self._has_hung) and time.monotonic() - self._quiet_since > _QUIET_S
 

@@ -347,7 +347,7 @@ class Supervisor:
         server.process.terminate()
         deadline += KILL_MARGIN_S
         while server.process.poll() is None:
-            if drain.is_over():
+            if drain.is_over(sum(map(len, server.living_stubs().values()))):
                 return True
             if time.monotonic() > deadline or self._num_stops > stops:
                 return False
