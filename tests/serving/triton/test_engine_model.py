@@ -279,6 +279,17 @@ def test_errors_go_to_their_request_over_grpc_and_http(
     assert status == 200 and answered["output_ids"] == [5, 9, *expected([5, 9], 6)[0]]
 
 
+def test_bytes_that_are_no_text_are_an_error_of_their_request_alone(server: RunningTriton) -> None:
+    for name in (b"id", b"note"):
+        body = b'{"' + name + b'": "a\xffb", '
+        body += b'"input_ids": [5], "input_lengths": 1, "request_output_len": 3}'
+        connection = http.client.HTTPConnection(server.http, timeout=30)
+        connection.request("POST", "/v2/models/tensorrt_llm/generate", body)
+        response = connection.getresponse()
+        assert response.status == 400 and "not UTF-8" in json.loads(response.read())["error"]
+        connection.close()
+
+
 def test_a_stop_request_ends_the_one_of_its_id(
     stream: Stream, server: RunningTriton, expected: Callable[..., list[list[int]]]
 ) -> None:
