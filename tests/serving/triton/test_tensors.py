@@ -223,6 +223,7 @@ def test_values_outside_the_limits_are_errors_that_name_input_and_row(spec: Tens
             )
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_a_text_is_read_packed_or_not(text: str) -> None:
     data = text.encode()
@@ -312,7 +313,7 @@ def test_other_parameters_have_no_effect_and_are_noted() -> None:
     assert [note.split("'")[1] for note in inputs.notes] == ["temperature", "x-trace", "input_ids"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(sorted(INPUTS)),
     shape=st.lists(st.integers(0, 3), max_size=4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plansmith.runtime.errors import Error, InvalidArgumentError, ShapeError
 from plansmith.serving.triton.word_lists import make_word_list, pad_word_lists, read_word_list
@@ -13,6 +13,7 @@ WORDS = st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6), ma
 GOOD = [[5, 7], [9], [1, 2, 3]]
 
 
+@settings(deadline=None)
 @given(words=WORDS)
 def test_what_is_written_is_read(words: list[list[int]]) -> None:
     array = make_word_list(words)
@@ -20,6 +21,7 @@ def test_what_is_written_is_read(words: list[list[int]]) -> None:
     assert read_word_list(array) == words
 
 
+@settings(deadline=None)
 @given(lists=st.lists(WORDS, min_size=1, max_size=4), more=st.integers(0, 5))
 def test_padding_of_a_batch_is_no_word(lists: list[list[list[int]]], more: int) -> None:
     padded = pad_word_lists([make_word_list(words) for words in lists])
@@ -70,6 +72,7 @@ def test_tokens_behind_the_last_end_are_padding_whatever_they_are() -> None:
     assert read_word_list(np.array([[3, 4, -9], [2, -1, -1]], np.int32)) == [[3, 4]]
 
 
+@settings(deadline=None)
 @given(
     words=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5),
     place=st.integers(0, 10**6),
