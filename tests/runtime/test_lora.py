@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,7 +265,11 @@ def test_an_engine_says_what_it_cannot_do(
         engine.load_adapter("second", good)
         with pytest.raises(errors.OutOfMemoryError):
             engine.load_adapter("third", good)
-        handle = engine.submit([1, 2, 3], dataclasses.replace(GREEDY, adapter="good", max_tokens=100))
+        # Long enough to be found running, however busy the machine is.
+        slowed = dataclasses.replace(
+            GREEDY, adapter="good", max_tokens=100, logits_processor=lambda _ids, _logits: time.sleep(0.05)
+        )
+        handle = engine.submit([1, 2, 3], slowed)
         with pytest.raises(errors.InvalidArgumentError, match="use"):
             engine.unload_adapter("good")
         handle.cancel()
