@@ -62,23 +62,50 @@ def stream(sender, count, pause_s):
         sender.send(pb_utils.InferenceResponse([tensor]), flags=final if last else 0)
         time.sleep(pause_s)
 """
+_ECHO_CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+_ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        values = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in values]
+"""
 _ENSEMBLE = """
 platform: "ensemble"
 max_batch_size: 0
-input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+input [ { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] },
+        { name: "PAUSE_MS" data_type: TYPE_INT32 dims: [ 1 ] optional: true } ]
 output [ { name: "INDEX" data_type: TYPE_INT32 dims: [ 1 ] } ]
 ensemble_scheduling { step [ {
-  model_name: "counter"  # the model beside it
+  model_name: "counter"  # the models beside it
   model_version: -1
   input_map { key: "COUNT" value: "COUNT" }
-  output_map { key: "INDEX" value: "INDEX" } } ] }
+  input_map { key: "PAUSE_MS" value: "PAUSE_MS" }
+  output_map { key: "INDEX" value: "counted" } }, {
+  model_name: "echo"
+  model_version: -1
+  input_map { key: "IN" value: "counted" }
+  output_map { key: "OUT" value: "INDEX" } } ] }
 """
 
 
 def make_repository(folder: Path) -> Path:
-    """Write a repository of the model `counter` and the ensemble `all` around it, and return it."""
-    for name, config in (("counter", _CONFIG), ("all", _ENSEMBLE)):
+    """Write a repository of the models `counter` and `echo` and the ensemble `all` of both, and return it."""
+    for name, config, program in (
+        ("counter", _CONFIG, _MODEL),
+        ("echo", _ECHO_CONFIG, _ECHO),
+        ("all", _ENSEMBLE, ""),
+    ):
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
-    (folder / "counter" / "1" / "model.py").write_text(_MODEL)
+        if program:
+            (folder / name / "1" / "model.py").write_text(program)
     return folder

@@ -66,8 +66,9 @@ class Commands:
             time.sleep(0.05)
 
     def stub_pids(self) -> list[int]:
-        """Return the pids of the models' living processes."""
-        return [one.pid for one in self.living() if "stub" in "".join(processes.command_line(one.pid)[:1])]
+        """Return the pids of the living processes of the model `counter`."""
+        model = str(self.repository / "counter")
+        return [one.pid for one in self.living() if model in "".join(processes.command_line(one.pid)[1:2])]
 
     def living(self) -> list[processes.Process]:
         """Return the living processes of the server."""
@@ -89,7 +90,7 @@ START = (
 
 @pytest.fixture
 def triton(tmp_path: Path) -> Iterator[Commands]:
-    """Return the commands over a repository of the models `counter` and `all`; ends what a test leaves running."""
+    """Return the commands over a repository of tests/tiny_triton.py; ends what a test leaves running."""
     environment = find_install().python.parent.parent
     environ = {**os.environ, "PLANSMITH_TRITON_ENV": str(environment)}
     commands = Commands(make_repository(tmp_path / "models"), environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from plansmith.serving.supervisor import processes
 from plansmith.serving.supervisor.api import TritonApi, TritonError
@@ -94,6 +96,7 @@ def test_a_hanging_model_is_healed_and_a_busy_one_left_alone(triton: Commands) -
     assert triton.run("stop", "--force").returncode == 0
 
 
+@pytest.mark.slow
 def test_streams_of_a_dead_model_do_not_delay_the_stop(triton: Commands) -> None:
     triton.start("--exit-timeout", "60")
     first = triton.wait_for(_is_well)
@@ -125,7 +128,7 @@ def test_after_kill_9_of_the_supervisor(triton: Commands) -> None:
     assert told.returncode == 1
     assert told.stdout.startswith("unsupervised")
     started = triton.start()
-    assert "ended 2 processes" in started.stderr
+    assert "ended 3 processes" in started.stderr
     second = triton.wait_for(_is_running)
     assert not processes.is_same(first["server_pid"], first["server_ticks"])
     os.kill(second["supervisor_pid"], signal.SIGKILL)
@@ -140,7 +143,8 @@ def test_running_streams_end_before_the_server_does(triton: Commands) -> None:
     )
     state = triton.wait_for(_is_running)
     counted: list[int] = []
-    threads = [threading.Thread(target=_count, args=(state["http_port"], 40, counted)) for _ in range(4)]
+    threads = [threading.Thread(target=_count, args=(state["http_port"], 40, counted)) for _ in range(3)]
+    threads.append(threading.Thread(target=_count_ensemble, args=(state["grpc_port"], 40, counted)))
     for thread in threads:
         thread.start()
     time.sleep(0.5)
@@ -154,6 +158,28 @@ def test_running_streams_end_before_the_server_does(triton: Commands) -> None:
     assert "draining" in told
     assert time.monotonic() - began < 7
     assert triton.state()["phase"] == "stopped"
+
+
+def _count_ensemble(port: int, count: int, counted: list[int]) -> None:
+    """Note how many answers of an ensemble's slow stream came over gRPC; a step follows each of the first model's."""
+    grpc = pytest.importorskip("tritonclient.grpc")
+    inputs = [grpc.InferInput(name, [1], "INT32") for name in ("COUNT", "PAUSE_MS")]
+    for one, value in zip(inputs, (count, 50), strict=True):
+        one.set_data_from_numpy(np.array([value], np.int32))
+    answers: queue.Queue[Any] = queue.Queue()
+    with grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("all", inputs, enable_empty_final_response=True)
+        num_answers = 0
+        while True:
+            result, error = answers.get(timeout=20)
+            if error is not None:
+                break
+            num_answers += result.as_numpy("INDEX") is not None
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                break
+        client.stop_stream()
+    counted.append(num_answers)
 
 
 def _count(port: int, count: int, counted: list[int]) -> None:
