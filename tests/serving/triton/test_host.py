@@ -301,6 +301,22 @@ def test_an_error_goes_to_its_request_alone_and_takes_its_other_rows_with_it(
     assert len(counted.errors) == 3
 
 
+def test_a_stream_that_fails_in_the_middle_ends_with_its_error(hosts: Callable[..., EngineHost]) -> None:
+    def fails(token_ids: Any, _logits: object) -> None:
+        time.sleep(0.003)
+        if len(token_ids) == len(PROMPT) + 20:
+            raise ValueError("no more")
+
+    host = hosts()
+    failing, other = RecordingReply("x"), RecordingReply()
+    host.submit([make_row(max_tokens=60, streaming=True, logits_processor=fails)], failing)
+    host.submit([make_row(max_tokens=60, streaming=True)], other)
+    with pytest.raises(Error, match="no more"):
+        failing.wait()
+    assert failing.answers and not any(one["is_final"].all() for one in failing.answers)
+    assert len(other.tokens()) == 60
+
+
 def test_a_full_queue_refuses_at_once(hosts: Callable[..., EngineHost]) -> None:
     host = hosts(options={"max_queue_size": 2, "max_batch_size": 1})
     replies = [RecordingReply(str(i)) for i in range(12)]
