@@ -96,6 +96,12 @@ def kill_all(entry: str, wait_s: float = 5.0) -> int:
     return len(seen)
 
 
+def shm_free_bytes() -> int:
+    """Return how much shared memory can still be had."""
+    found = os.statvfs(_SHM)
+    return found.f_bavail * found.f_frsize
+
+
 def remove_shared_memory(prefix: str) -> int:
     """Remove the shared memory regions whose names begin with `prefix`, and return how many there were."""
     found = list(_SHM.glob(f"{prefix}*")) if prefix and _SHM.is_dir() else []

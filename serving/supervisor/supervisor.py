@@ -32,6 +32,7 @@ _FIRST_TRIES = 4  # of a start, for servers that abort while they start
 _DEAD_S = 5.0  # the server calls a process dead that was starved for a second
 _MOST_HEALS = 3  # of one model in the window, then the server is started anew
 _REFUSALS = 3  # in a row, of a model that has answered before
+_LEAST_SHM = 128 << 20  # Docker's default is 64 MB; requests and answers go through it
 _LONGEST_PAUSE_S = 30.0
 _STUB_NAME = re.compile(r"Stub process '(.+)_\d+_\d+'")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -125,6 +126,9 @@ class Supervisor:
         self._names = load_order(options.repositories, options.models)
         self._install = TritonInstall.find(options.environment, options.tritonserver)
         self._check_imports()
+        free = processes.shm_free_bytes()
+        if free < _LEAST_SHM:
+            log.warning("/dev/shm has %d MB free; give the container more, e.g. --shm-size 1g", free >> 20)
         for tries_left in reversed(range(_FIRST_TRIES)):
             self._ports = choose_ports(
                 options.host, options.http_port, options.grpc_port, options.metrics_port

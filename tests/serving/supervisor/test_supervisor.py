@@ -139,24 +139,25 @@ def test_after_kill_9_of_the_supervisor(triton: Commands) -> None:
 def test_running_streams_end_before_the_server_does(triton: Commands) -> None:
     words = [sys.executable, "-m", "plansmith.cli", "triton", "start", str(triton.repository), *START]
     supervisor = subprocess.Popen(
-        [*words, "--foreground"], env=triton.environ, stderr=subprocess.PIPE, text=True
+        [*words, "--foreground", "--exit-timeout", "20"],
+        env=triton.environ,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     state = triton.wait_for(_is_running)
     counted: list[int] = []
-    threads = [threading.Thread(target=_count, args=(state["http_port"], 40, counted)) for _ in range(3)]
-    threads.append(threading.Thread(target=_count_ensemble, args=(state["grpc_port"], 40, counted)))
+    threads = [threading.Thread(target=_count, args=(state["http_port"], 30, counted)) for _ in range(3)]
+    threads.append(threading.Thread(target=_count_ensemble, args=(state["grpc_port"], 60, counted)))
     for thread in threads:
         thread.start()
     time.sleep(0.5)
-    began = time.monotonic()
     supervisor.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join()
-    _, told = supervisor.communicate(timeout=20)
-    assert counted == [40] * 4
+    _, told = supervisor.communicate(timeout=40)
+    assert counted == [30, 30, 30, 60]
     assert supervisor.returncode == 0, told
     assert "draining" in told
-    assert time.monotonic() - began < 7
     assert triton.state()["phase"] == "stopped"
 
 
