@@ -18,7 +18,7 @@ class SendBudget:
         self._cost_s = 0.0
 
     def sent(self, seconds: float) -> None:
-        """Note what one send took."""
+        """Note what one send cost: CPU time, as what it took by the clock is mostly waiting on a busy machine."""
         self._cost_s += (seconds - self._cost_s) * (_SMOOTHING if self._cost_s else 1.0)
 
     def interval_s(self, num_streams: int) -> float:
