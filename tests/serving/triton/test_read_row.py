@@ -257,6 +257,7 @@ def test_each_input_is_a_field(tensors: dict[str, Any], want: dict[str, Any]) ->
         ({"runtime_top_p_min": floats(0.5), "runtime_top_k_min": floats(0.25)}, {"top_p_min": 0.5}),
         ({"runtime_top_p_decay": floats(0.5)}, {"top_p_decay": 0.5}),
         ({"runtime_top_p_reset_ids": ints(7)}, {"top_p_reset_id": 7}),
+        ({"runtime_top_p_reset_ids": ints(0)}, {"top_p_reset_id": 0}),
         ({"runtime_top_p_reset_ids": ints(-1)}, {}),
     ],
 )
@@ -507,6 +508,8 @@ def test_what_the_cache_keeps() -> None:
         RetentionRange(0, 8, 10, 500),
         RetentionRange(8, None, 90, None),
     )
+    ends = one(**retention((0, 4, 0, -1), (4, 8, 100, -1))).params["retention"]
+    assert [part.priority for part in ends] == [0, 100]
     tensors = retention((0, 4, 90, 0))
     assert one(**tensors).params["retention"] == (RetentionRange(0, 4, 90, 0),)
     del tensors["retention_token_range_durations_ms"]
