@@ -13,4 +13,5 @@ def test_a_model_and_an_ensemble_answer(triton_server: TritonServers, tmp_path: 
     assert server.api.generate("counter", {"COUNT": 1}, 10)["INDEX"] == 0
     assert server.api.generate("all", {"COUNT": 2}, 10)["INDEX"] == 0
     assert "nv_inference_request_success" in server.api.metrics(5)
+    assert server.log(500).count("successfully loaded 'counter'") == 1  # not again for the ensemble
     assert triton_server.stop(server) == 0
