@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import triton_python_backend_utils as pb_utils
 
 from ...runtime.errors import Error, InvalidArgumentError
-from .bls_call import ModelCaller
+from .bls_call import ModelCaller, let_go
 from .bls_inputs import TEXT_INPUTS, BlsInputs
 from .bls_request import BlsParts, BlsRequest
 from .cancel_watch import CancelWatch
@@ -20,14 +19,17 @@ from .text_encoder import TextEncoder
 from .text_model import read_settings
 from .triton_reply import TritonReply, request_parameters, request_tensors
 
-# The answers of a request made here can only be waited for, by a thread each (also under asyncio, where the wait is
-# that of the loop). Threads are made as they are needed; beyond so many, requests wait for one.
-_MAX_THREADS = 1024
 _CANCELLATION_CHECK_S = 0.1
+# Triton waits for open requests before it finalizes; what is open even so waits for a model whose process has died.
+_DRAIN_S = 2.0
 
 
 class TritonPythonModel:
-    """Tokenizes and detokenizes in its own process; `execute` never waits."""
+    """Tokenizes and detokenizes in its own process; `execute` never waits.
+
+    A thread waits for the answers of each request. There is no other way: under asyncio the wait is that of the loop.
+    The engine's model bounds their number by its queue.
+    """
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the tokenizer that the parameters name.
@@ -38,9 +40,8 @@ class TritonPythonModel:
             self._parts = _parts(args)
         except Error as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="plansmith-bls")
-        self._watch = CancelWatch(_CANCELLATION_CHECK_S)
-        self._lock = threading.Lock()
+        self._watch = CancelWatch(_CANCELLATION_CHECK_S, on_round=let_go)
+        self._changed = threading.Condition()
         self._open: dict[BlsRequest, None] = {}
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -54,20 +55,21 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """End what is still open; Triton has waited for it."""
-        with self._lock:
+        with self._changed:
             left = list(self._open)
         for request in left:
-            request.cancel()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+            _start(request.cancel)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open, _DRAIN_S)
         self._watch.stop()
 
     def _take(self, request: Any, reply: TritonReply) -> None:
         reply.identify(request)
         tensors = request_tensors(request)
         if is_stop(tensors):
-            self._threads.submit(self._stop, reply)
+            _start(lambda: self._stop(reply))
             return
-        with self._lock:
+        with self._changed:
             made = BlsRequest(
                 self._parts,
                 reply,
@@ -78,7 +80,7 @@ class TritonPythonModel:
             )
             self._open[made] = None
         self._watch.add(cast(Any, made))
-        self._threads.submit(made.run)
+        _start(made.run)
 
     def _stop(self, reply: TritonReply) -> None:
         """End the requests of an id, here or in another instance, and answer."""
@@ -87,7 +89,7 @@ class TritonPythonModel:
                 raise InvalidArgumentError(
                     "a stop request has no id; send it with the request id of the one that is to end"
                 )
-            with self._lock:
+            with self._changed:
                 named = [one for one in self._open if one.reply.request_id == reply.request_id]
             for one in named:
                 one.cancel()
@@ -99,8 +101,14 @@ class TritonPythonModel:
 
     def _ended(self, request: BlsRequest) -> None:
         self._watch.remove(cast(Any, request))
-        with self._lock:
+        with self._changed:
             self._open.pop(request, None)
+            self._changed.notify_all()
+
+
+def _start(run: Callable[[], None]) -> None:
+    """Run something on a thread of its own, which the process does not wait for when it ends."""
+    threading.Thread(target=run, name="plansmith-bls", daemon=True).start()
 
 
 def _parts(args: Mapping[str, str]) -> BlsParts:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +16,34 @@ from ...runtime.errors import Error, ExecutorError
 from .inner_error import ERROR_NAMES, IS_INNER, raise_error
 
 Tensors = Mapping[str, NDArray[Any]]
+
+# The stub lets go of a request's answers some time after the last was read, on a thread of its own. Were that the last
+# to hold them, it would free their arrays without Python's lock: a stub under load has crashed that did not hold them.
+_LINGER_S = 20.0
+
+
+class _Lingering:
+    """Holds what has ended for a while. Any thread."""
+
+    def __init__(self) -> None:
+        self._ended: collections.deque[tuple[float, Any]] = collections.deque()
+        self._lock = threading.Lock()
+
+    def add(self, answers: Any) -> None:
+        with self._lock:
+            self._ended.append((time.monotonic() + _LINGER_S, answers))
+
+    def let_go(self) -> None:
+        """Drop what was held long enough."""
+        now = time.monotonic()
+        with self._lock:
+            old = []
+            while self._ended and self._ended[0][0] < now:
+                old.append(self._ended.popleft())
+
+
+_LINGERING = _Lingering()
+let_go = _LINGERING.let_go
 
 
 class ModelCaller:
@@ -71,5 +102,6 @@ def _outputs(answers: Iterable[Any]) -> Iterator[dict[str, NDArray[Any]]]:
             continue
         if outputs and failure is None:
             yield outputs
+    _LINGERING.add(answers)
     if failure is not None:
         raise failure

@@ -104,7 +104,9 @@ class BlsRequest:
         """
         with self._lock:
             is_running, self._is_cancelled = self._is_running, True
-        if is_running:
+        if is_running and is_gone:  # nobody waits for it, and who noticed has others to look after
+            threading.Thread(target=self._stop_inner, name="plansmith-bls-stop", daemon=True).start()
+        elif is_running:
             self._stop_inner()
 
     def _run(self) -> None:
