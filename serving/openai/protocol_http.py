@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .errors import ApiError
 from .settings import Settings
+from .upgrades import UpgradeFilter
 
 _MOST_HEAD_BYTES = 64 << 10
 
@@ -31,6 +32,8 @@ class GuardedProtocol(HttpToolsProtocol):  # type: ignore[misc]
         self._write_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
         self._unsent = 0
+        self._upgrades = UpgradeFilter()
+        self._in_body = False
         super().connection_made(transport)
         self._expect_head()
         if len(self.connections) > self.settings.max_connections:
@@ -49,6 +52,8 @@ class GuardedProtocol(HttpToolsProtocol):  # type: ignore[misc]
         if self.transport.is_closing():
             return
         in_head = self._head_timer is not None
+        if not self._in_body:
+            data = self._upgrades.feed(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -72,7 +77,13 @@ class GuardedProtocol(HttpToolsProtocol):  # type: ignore[misc]
     def on_headers_complete(self) -> None:
         """End a head."""
         self._head_is_here()
+        self._in_body = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a body, also one that is empty."""
+        self._in_body = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""

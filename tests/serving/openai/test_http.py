@@ -370,3 +370,22 @@ def test_a_long_prompt_does_not_stop_the_loop(quick: Served) -> None:
         done.set()
         thread.join()
     assert len(slowest) > 5 and max(slowest) < 2
+
+
+@pytest.mark.parametrize("size", [4096, 1, 7])
+def test_a_request_that_offers_http_2_is_answered_in_http_1(quick: Served, size: int) -> None:
+    """Java's client offers it with every request, the body behind it; the head may come in pieces."""
+    body = json.dumps({"prompt": "upgrade: a\r\nupgrade: b", "max_tokens": 2}).encode()
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABk"}
+    with connect(quick) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):
+            data = head(len(body), **offer) + body
+            for at in range(0, len(data), size):
+                sock.sendall(data[at : at + size])
+            answer = b""
+            while b'"usage"' not in answer:
+                part = sock.recv(65536)
+                assert part, answer
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 200")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
+import socket
+import subprocess
+import time
+import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from openai_servers import ScriptedModel, Served, scripted, start
 from plansmith.runtime.tokenizer import Tokenizer
@@ -23,6 +30,7 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
 }
+KEY = "sk-" + uuid.uuid4().hex + uuid.uuid4().hex
 Replicas = Callable[..., tuple[ScriptedModel, Served]]
 
 
@@ -164,3 +172,60 @@ def test_a_router_sends_equal_prefixes_to_the_server_that_has_them(replica: Repl
     by_system = [strategy.chosen[i : i + 1] + strategy.chosen[6 + 3 * i : 9 + 3 * i] for i in range(6)]
     assert all(len(set(one)) == 1 for one in by_system)
     assert len(set(strategy.chosen)) == 2
+
+
+@pytest.fixture
+def proxy(replica: Replicas, tmp_path: Path) -> Iterator[tuple[str, list[Served]]]:
+    """Return litellm's own server over two of ours, whose models say "one" and "two", and those two.
+
+    It needs packages that litellm alone does not bring: LITELLM_PROXY names a `litellm` that has them.
+    """
+    program = os.environ.get("LITELLM_PROXY")
+    if program is None:
+        pytest.skip("LITELLM_PROXY does not name litellm's server (pip install 'litellm[proxy]')")
+    servers = [replica(word)[1] for word in ("one", "two")]
+    config = {
+        "model_list": [deployment(one) for one in servers],
+        "router_settings": {"num_retries": 3, "retry_after": 0, "allowed_fails": 0, "cooldown_time": 60},
+    }
+    path = tmp_path / "proxy.yaml"
+    path.write_text(json.dumps(config))
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    process = subprocess.Popen(
+        [program, "--config", str(path), "--host", "127.0.0.1", "--port", str(port)],
+        env={**environment, "LITELLM_MASTER_KEY": KEY},
+        stdout=(tmp_path / "log").open("wb"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health/liveliness").status_code == 200:
+                    break
+            assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            time.sleep(0.5)
+        yield url, servers
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_the_proxy_goes_on_when_one_of_its_servers_ends(proxy: tuple[str, list[Served]]) -> None:
+    url, servers = proxy
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
+
+    def ask() -> str | None:
+        return client.chat.completions.create(model="tiny", messages=MESSAGES).choices[0].message.content
+
+    assert {ask() for _ in range(12)} == {"one", "two"}
+    parts = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) in ("one", "two")
+    servers[0].stop()
+    assert [ask() for _ in range(6)] == ["two"] * 6
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
