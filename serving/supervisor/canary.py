@@ -44,6 +44,11 @@ class Result:
     latency_ms: float
     error: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it for state.json."""
+        latency_ms = round(self.latency_ms, 3)
+        return {"at": self.at, "latency_ms": latency_ms, "outcome": self.outcome.value, "error": self.error}
+
 
 def canary_inputs(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what a model is tried with: what the user gave, one token of an engine or of a text model, or None."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .api import NoAnswer, TritonApi, TritonError
 from .canary import Canary, canary_inputs, try_model, try_server
@@ -121,6 +122,20 @@ class Server:
                     "" if one.state == "READY" else one.reason or one.state.lower() or "not loaded"
                 )
         return states
+
+    def describe(self, num_heals: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        """Return model -> what State.models holds of it; raises NoAnswer."""
+        found = {}
+        for name, reason in self.ready_models().items():
+            canary = self.canaries.get(name)
+            last = canary.last if canary is not None else None
+            found[name] = {
+                "ready": not reason,
+                "reason": reason,
+                "heals": num_heals.get(name, 0),
+                "canary": last.to_json() if last is not None else None,
+            }
+        return found
 
     def stop_canaries(self) -> None:
         """End the canaries."""

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ...runtime.errors import Error, UnsupportedError
 from . import processes
@@ -25,6 +25,7 @@ from .ports import Ports, choose_ports
 from .process import KILL_MARGIN_S, clean_up, new_token
 from .server import Server
 from .state import State, boot_id, locked, write_state
+from .stop_signals import Stop, StopSignals
 
 _TICK_S = 0.25
 _LOOK_S = 1.0  # between looks at stubs and models, and writes of the state
@@ -38,10 +39,6 @@ _STUB_NAME = re.compile(r"Stub process '(.+)_\d+_\d+'")
 _PR_SET_CHILD_SUBREAPER = 36
 
 log = logging.getLogger("plansmith.triton")
-
-
-class _Stop(Exception):
-    """SIGTERM or SIGINT came while something was waited for."""
 
 
 class Supervisor:
@@ -58,8 +55,7 @@ class Supervisor:
         )
         self._server: Server | None = None
         self._ports: Ports | None = None
-        self._num_stops = 0
-        self._may_interrupt = False
+        self._signals = StopSignals()
         self._restarts: list[float] = []  # when, monotonic seconds
         self._heals: dict[str, list[float]] = {}
         self._short: set[str] = set()  # models that lacked stubs at the last look
@@ -70,53 +66,24 @@ class Supervisor:
         when_ready : called once, when all models are loaded
         raises : Error when the server does not come up the first time
         """
-        with locked(self._options.state_dir), self._signals():
+        with locked(self._options.state_dir), self._signals.taken():
             end_orphans(self._options.state_dir)
             me = processes.look_up(os.getpid())
             self._state.supervisor_pid = os.getpid()
             self._state.supervisor_ticks = me.start_ticks if me else 0
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphaned stubs come to us
             try:
-                with self._interruptible():
+                with self._signals.interruptible():
                     self._start_first()
                 when_ready()
                 return self._watch()
-            except _Stop:
+            except Stop:
                 return self._drain()
             except Error as error:
                 self._fail(str(error))
                 raise
             finally:
                 self._end()
-
-    # ------------------------------------------------------------ signals
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        earlier = {one: signal.signal(one, self._on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
-        earlier[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            for one, handler in earlier.items():
-                signal.signal(one, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._num_stops += 1
-        if self._may_interrupt:
-            self._may_interrupt = False
-            raise _Stop
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let a signal end what is waited for inside, by _Stop."""
-        self._may_interrupt = True
-        try:
-            if self._num_stops:
-                raise _Stop
-            yield
-        finally:
-            self._may_interrupt = False
 
     # ------------------------------------------------------------ starting
 
@@ -180,17 +147,17 @@ class Supervisor:
 
     def _watch(self) -> int:
         next_look = 0.0
-        while not self._num_stops:
+        while not self._signals.num_stops:
             time.sleep(_TICK_S)
             self._reap()
             try:
-                with self._interruptible():
+                with self._signals.interruptible():
                     if self._server is not None and self._server.process.poll() is not None:
                         self._restart(f"tritonserver ended with {_status_text(self._server.process.poll())}")
                     elif time.monotonic() >= next_look:
                         self._look()
                         next_look = time.monotonic() + _LOOK_S
-            except _Stop:
+            except Stop:
                 break
         return self._drain()
 
@@ -213,23 +180,8 @@ class Supervisor:
         """Bring the state's view of the models up to date."""
         server = self._server
         assert server is not None
-        reasons = server.ready_models()
-        for name in self._names:
-            canary = server.canaries.get(name)
-            last = canary.last if canary is not None else None
-            self._state.models[name] = {
-                "ready": not reasons[name],
-                "reason": reasons[name],
-                "heals": len(self._heals.get(name, ())),
-                "canary": None
-                if last is None
-                else {
-                    "at": last.at,
-                    "latency_ms": round(last.latency_ms, 3),
-                    "outcome": last.outcome.value,
-                    "error": last.error,
-                },
-            }
+        num_heals = {name: len(times) for name, times in self._heals.items()}
+        self._state.models = server.describe(num_heals)
 
     def _heal_what_is_dead(self) -> None:
         server = self._server
@@ -338,13 +290,13 @@ class Supervisor:
 
     def _wait_for_end(self, server: Server) -> bool:
         """Tell a server to exit, wait for it, and return whether no request runs in it any more."""
-        stops = self._num_stops
+        stops = self._signals.num_stops
         drain = DrainWatch(server.api, self._names, server.has_hung)
         deadline = time.monotonic() + self._options.exit_timeout_s
 
         def must_end() -> bool:
             self._reap()
-            late = time.monotonic() > deadline or self._num_stops > stops
+            late = time.monotonic() > deadline or self._signals.num_stops > stops
             return late or server.process.poll() is not None or drain.is_over()
 
         finish_callers(server.api, self._names, must_end)
@@ -353,7 +305,7 @@ class Supervisor:
         while server.process.poll() is None:
             if drain.is_over(sum(map(len, server.living_stubs().values()))):
                 return True
-            if time.monotonic() > deadline or self._num_stops > stops:
+            if time.monotonic() > deadline or self._signals.num_stops > stops:
                 return False
             time.sleep(0.1)
             self._reap()
@@ -373,12 +325,7 @@ class Supervisor:
         self._reap()
 
     def _reap(self) -> None:
-        """Take the status of dead children that are not the server: stubs that lost it, anything when we are PID 1."""
-        with contextlib.suppress(ChildProcessError):
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if self._server is not None and found.si_pid == self._server.process.pid:
-                    return  # the watch will see it
-                os.waitpid(found.si_pid, 0)
+        processes.reap(self._server.process.pid if self._server is not None else 0)
 
     # ------------------------------------------------------------ telling
 
