@@ -24,7 +24,7 @@ std::set<int32_t> Forbidden(const Tokens& tokens, size_t n) {
     followers[Tokens(begin, last)].insert(*last);
   }
   if (n == 0 || tokens.size() + 1 < n) return {};
-  return followers[Tokens(tokens.end() - static_cast<std::ptrdiff_t>(n) + 1, tokens.end())];
+  return followers[Tokens(tokens.end() - (static_cast<std::ptrdiff_t>(n) - 1), tokens.end())];
 }
 
 void TestRandomTexts() {
