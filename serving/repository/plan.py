@@ -106,6 +106,7 @@ def make_plan(
     names = {model: overrides.names.get(model, model) for model in MODELS}
     common = {**_COMMON, "triton_max_batch_size": str(manifest.limits.max_batch_size), **overrides.variables}
     common.update({variable: names[model] for model, variable in _NAME_VARIABLES.items()})
+    common["postprocessing_batching"] = _keeping_order(common["postprocessing_instance_count"])
     defaults = {
         "gpt_model_path": engine,
         "tokenizer_dir": _written(tokenizer, out_dir, relative),
@@ -142,6 +143,10 @@ def _of_text_models(overrides: Overrides) -> dict[str, str]:
     }
     told = {key: overrides.parameters.get((model, key)) for key, model in keys.items()}
     return {key: text for key, text in told.items() if text is not None}
+
+
+def _keeping_order(num_instances: str) -> str:
+    return "" if num_instances.strip() == "1" else "dynamic_batching { preserve_ordering: true }"
 
 
 def _default(model: str, key: str) -> str:
