@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 from openai_servers import ScriptedModel, Served, scripted, start
 from plansmith.runtime.tokenizer import Tokenizer
+from plansmith.serving.openai.context import LONG_TEXT, Context
+from plansmith.serving.openai.settings import Settings
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -347,29 +349,43 @@ def test_streams_are_events(quick: Served) -> None:
     assert "".join(texts) == "the end"
 
 
-def test_a_long_prompt_does_not_stop_the_loop(quick: Served) -> None:
-    """Half a megabyte is encoded beside the loop; probes go on meanwhile."""
-    slowest: list[float] = []
+def test_work_on_a_long_text_leaves_the_loop_free(tokenizer: Tokenizer) -> None:
+    """The work waits for something that only the loop can do meanwhile."""
+
+    async def main() -> bool:
+        async with scripted(ScriptedModel(tokenizer), tokenizer)() as engine:
+            ctx = Context(engine, Settings(model_names=("tiny",)))
+            done = threading.Event()
+            asyncio.get_running_loop().call_later(0.05, done.set)
+            try:
+                return await ctx.beside(LONG_TEXT + 1, lambda: done.wait(10))
+            finally:
+                ctx.close()
+
+    assert asyncio.run(main())
+
+
+def test_a_long_text_is_encoded_without_pythons_lock(tokenizer: Tokenizer) -> None:
+    """Its ids are those of its lines together, and other threads run on while it is encoded."""
+    line = "the quick brown fox jumps over the lazy dog\n"
+    counts = [0]
     done = threading.Event()
 
-    def probe() -> None:
-        with quick.http() as http:
-            while not done.is_set():
-                begin = time.monotonic()
-                http.get("/health/live")
-                slowest.append(time.monotonic() - begin)
+    def count() -> None:
+        while not done.is_set():
+            counts[0] += 1
+            time.sleep(0)
 
-    thread = threading.Thread(target=probe)
+    thread = threading.Thread(target=count)
     thread.start()
     try:
-        with quick.http() as http:
-            body: Any = {"prompt": "the quick brown fox " * 900}
-            for _ in range(5):
-                assert http.post("/tokenize", json=body).json()["count"] > 1000
+        before = counts[0]
+        ids = tokenizer.encode(line * 10_000, add_special_tokens=False)
+        assert counts[0] > before + 100
     finally:
         done.set()
         thread.join()
-    assert len(slowest) > 5 and max(slowest) < 2
+    assert ids == tokenizer.encode(line, add_special_tokens=False) * 10_000
 
 
 @pytest.mark.parametrize("size", [4096, 1, 7])
