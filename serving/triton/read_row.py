@@ -73,7 +73,7 @@ def _read_row(inputs: Inputs, row: int, defaults: RowDefaults) -> Row:
         row_idx=row,
         is_batch=inputs.num_rows > 1,
         num_beams=num_beams,
-        notes=tuple(inputs.notes),
+        notes=inputs.take_notes(),
     )
 
 
@@ -89,7 +89,10 @@ def _prompt(inputs: Inputs, row: int, vocab_size: int) -> NDArray[np.int32]:
         raise InvalidArgumentError("input_ids is missing or empty; send the prompt's token ids, [B, n] INT32")
     where = f" of row {row}" if inputs.num_rows > 1 else ""
     if length > ids.size:
-        raise ShapeError(f"input_lengths{where} is {length}, input_ids has {ids.size} tokens a row")
+        raise ShapeError(
+            f"input_lengths{where} is {length}, input_ids has {ids.size} tokens a row; send the number of them that "
+            "are not padding"
+        )
     ids = np.array(ids[:length], np.int32)  # the request's buffer may be gone when the row is used
     wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if wrong.size:

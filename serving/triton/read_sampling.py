@@ -46,24 +46,8 @@ def read_sampling(inputs: Inputs, row: int, prompt_len: int, defaults: RowDefaul
 
     raises : InvalidArgumentError or ShapeError naming the input
     """
-    vocab_size, max_beam_width = defaults.vocab_size, defaults.max_beam_width
-    max_tokens = inputs.integer("request_output_len", row)
-    if max_tokens is None:
-        raise InvalidArgumentError(
-            "request_output_len is missing; send the most tokens to generate, [B, 1] INT32"
-        )
-    room = (defaults.max_seq_len or 2**31) - prompt_len
-    if 0 < room < max_tokens:
-        inputs.notes.append(f"request_output_len is {max_tokens}, of which max_seq_len leaves {room}")
-        max_tokens = room
-    min_tokens = inputs.integer("min_tokens", row)
-    seed = inputs.integer("seed", row)
-    params: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "min_tokens": min(1 if min_tokens is None else min_tokens, max_tokens),
-        "seed": 0 if seed is None else seed,
-        "detokenize": False,
-    }
+    params = _lengths(inputs, row, prompt_len, defaults.max_seq_len)
+    params |= {"seed": inputs.integer("seed", row) or 0, "detokenize": False}
     for name, field in _SAME.items():
         value = inputs.number(name, row)
         if value is not None:
@@ -71,18 +55,30 @@ def read_sampling(inputs: Inputs, row: int, prompt_len: int, defaults: RowDefaul
     if params.get("repetition_penalty") == 0:
         raise InvalidArgumentError("repetition_penalty is 0.0, wanted above 0; 1 is none")
     width = inputs.integer("beam_width", row) or 1
-    if width > max_beam_width:
-        raise InvalidArgumentError(
-            f"beam_width is {width}, the model's max_beam_width is {max_beam_width}; raise that parameter of the "
-            "model, or ask for fewer beams"
-        )
-    params |= _beams(inputs, row, width) if width > 1 else _drawing(inputs, row)
+    params |= _beams(inputs, row, width, defaults.max_beam_width) if width > 1 else _drawing(inputs, row)
     params |= _ends(inputs, row, defaults)
     ngram_size = inputs.integer("no_repeat_ngram_size", row)
     if ngram_size and ngram_size < _NGRAM_OFF:
         params["no_repeat_ngram_size"] = ngram_size
-    bias = _bias(inputs, row, vocab_size)
+    bias = _bias(inputs, row, defaults.vocab_size)
     return params | ({"logit_bias": bias} if bias else {})
+
+
+def _lengths(inputs: Inputs, row: int, prompt_len: int, max_seq_len: int | None) -> dict[str, Any]:
+    max_tokens = inputs.integer("request_output_len", row)
+    if max_tokens is None:
+        raise InvalidArgumentError(
+            "request_output_len is missing; send the most tokens to generate, [B, 1] INT32"
+        )
+    room = (max_seq_len or 2**31) - prompt_len
+    if 0 < room < max_tokens:
+        inputs.notes.append(f"request_output_len is {max_tokens}, of which max_seq_len leaves {room}")
+        max_tokens = room
+    min_tokens = inputs.integer("min_tokens", row)
+    return {
+        "max_tokens": max_tokens,
+        "min_tokens": min(1 if min_tokens is None else min_tokens, max_tokens),
+    }
 
 
 def _drawing(inputs: Inputs, row: int) -> dict[str, Any]:
@@ -119,7 +115,12 @@ def _decay(inputs: Inputs, row: int) -> dict[str, Any]:
     return params
 
 
-def _beams(inputs: Inputs, row: int, width: int) -> dict[str, Any]:
+def _beams(inputs: Inputs, row: int, width: int, max_beam_width: int) -> dict[str, Any]:
+    if width > max_beam_width:
+        raise InvalidArgumentError(
+            f"beam_width is {width}, the model's max_beam_width is {max_beam_width}; raise that parameter of the "
+            "model, or ask for fewer beams"
+        )
     early = inputs.integer("early_stopping", row)
     count = inputs.integer("num_return_sequences", row)
     if count is not None and count > width:

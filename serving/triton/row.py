@@ -61,7 +61,7 @@ class Row:
     row_idx : its place in the batch
     is_batch : the batch has more rows, so that answers carry batch_index
     num_beams : of the beams, so many are answered, the best first; None = all
-    notes : what the request had that has no effect, for a log
+    notes : what the request had that has no effect, for a log; what is of all rows is in the first one's
     """
 
     prompt_ids: NDArray[np.int32]

@@ -43,7 +43,7 @@ class Inputs:
     """A request's tensors, all of one form: [B, *dims]. The arrays are the caller's; nothing here writes to them.
 
     num_rows : B
-    notes : what was found and has no effect, for a log
+    notes : what was found and has no effect, for a log, since `take_notes`
     """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]) -> None:
@@ -124,6 +124,11 @@ class Inputs:
         """Return the integers of a row, flat; None when it is not there or empty."""
         row = self.row(name, row_idx)
         return None if row is None else [int(value) for value in row.reshape(-1).tolist()]
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return the notes and forget them, so that each is told once."""
+        taken, self.notes = tuple(self.notes), []
+        return taken
 
     def _single(self, name: str, row_idx: int) -> Any:
         if name not in self._arrays:

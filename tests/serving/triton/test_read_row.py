@@ -546,6 +546,18 @@ def test_request_parameters() -> None:
         read_rows(BASE, {"request_type": "context_only"}, DEFAULTS)
 
 
+def test_what_has_no_effect_is_noted_once() -> None:
+    """The rows are logged one by one: what is of the whole request is told with the first."""
+    tensors = {
+        "input_ids": np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+        "input_lengths": np.array([[3], [1]], np.int32),
+        "request_output_len": np.array([[16], [20]], np.int32),
+    }
+    first, second = read_rows(tensors, {"x": 1}, dataclasses.replace(DEFAULTS, max_seq_len=10))
+    assert [note.split(" is ")[0] for note in first.notes] == ["request parameter 'x'", "request_output_len"]
+    assert second.notes == ("request_output_len is 20, of which max_seq_len leaves 9",)
+
+
 # ---------------------------------------------------------------- any request
 
 SCALARS = st.fixed_dictionaries(
