@@ -23,7 +23,6 @@ REFUSED = {
     "continue_final_message": "send the rendered prompt to /v1/completions, which continues it",
     "logits_processors": "use logit_bias or the guided fields",
 }
-_ANY_TEXT = str | None
 
 
 class _Body(pydantic.BaseModel):  # type: ignore[misc]
@@ -162,7 +161,6 @@ class ChatBody(SamplingFields):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    echo: bool | None = None
 
 
 class TokenizeBody(_Body):
