@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.errors import InvalidArgumentError
@@ -129,19 +130,22 @@ def _carry_types(carried: Carried, config: ModelConfig) -> None:
 
 
 def _check_type(config: ModelConfig, variable: str, tensor: str, text: str) -> None:
-    if text not in ("TYPE_FP32", "TYPE_FP16", "TYPE_BF16") or (
-        variable == "logits_datatype" and text == "TYPE_BF16"
-    ):
+    can_be = ["TYPE_FP32", "TYPE_FP16", *(["TYPE_BF16"] if variable != "logits_datatype" else [])]
+    if text not in can_be:
         raise InvalidArgumentError(
-            f"{config.path}: {tensor} is {text}, it must be TYPE_FP32 or TYPE_FP16; correct it"
+            f"{config.path}: {tensor} is {text}, it must be {' or '.join(can_be)}; correct it"
         )
 
 
 def carry_instances(carried: Carried, model: str, config: ModelConfig) -> None:
+    """Take over how many instances a model of text has; the engine's has one, and all run on the CPU."""
     groups = list(config.message.instance_group)
-    if not groups or model == "ensemble":
-        return
-    count = sum(one.count or 1 for one in groups)
+    if groups and model != "ensemble":
+        _carry_count(carried, model, config, sum(one.count or 1 for one in groups))
+        _note_kinds(carried, model, groups)
+
+
+def _carry_count(carried: Carried, model: str, config: ModelConfig, count: int) -> None:
     if "count" in config.unfilled:
         carried.num_unfilled += 1
     elif model == "tensorrt_llm":
@@ -157,6 +161,9 @@ def carry_instances(carried: Carried, model: str, config: ModelConfig) -> None:
     else:
         carried.overrides.variables[INSTANCE_COUNTS[model]] = str(count)
         carried.add(model, "instance_group count", count, count, "carried")
+
+
+def _note_kinds(carried: Carried, model: str, groups: Sequence[Any]) -> None:
     kinds = groups[0].DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number
     for one in groups:
         kind = kinds[one.kind].name

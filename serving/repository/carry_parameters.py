@@ -40,10 +40,8 @@ def carry_engine_parameter(key: str, old: str, text: str, manifest: Manifest) ->
         return _engine_dir("tensorrt_llm", old, manifest), {}
     if value is None:
         return None, {}
-    if row.becomes == "refused":
-        return (None if text.strip() in row.silent else _dropped(key, old, row.meaning)), {}
-    if row.becomes == "ignored":
-        return _ignored(row, old, text)
+    if row.becomes in ("ignored", "refused"):
+        return (None if is_silent(row, text) else _dropped(key, old, row.meaning)), {}
     return _engine_setting(row, old, text, manifest)
 
 
@@ -52,10 +50,6 @@ def _engine_dir(model: str, old: str, manifest: Manifest) -> Row:
     if new == old:
         return Row(model, "gpt_model_path", old, new, "carried")
     return Row(model, "gpt_model_path", old, new, "changed", "the engine that the repository is for")
-
-
-def _ignored(row: Parameter, old: str, text: str) -> Outcome:
-    return (None if is_silent(row, text) else _dropped(row.key, old, row.meaning)), {}
 
 
 def _engine_setting(row: Parameter, old: str, text: str, manifest: Manifest) -> Outcome:

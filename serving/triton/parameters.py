@@ -70,7 +70,7 @@ def read_parameters(
         value = read_value(row, text)
         if value is None and not text.strip():
             continue
-        if row.becomes == "refused" and text.strip() not in row.silent:
+        if row.becomes == "refused" and not is_silent(row, text):
             raise UnsupportedError(f"{key} is {text!r}: {row.meaning}")
         if row.becomes == "ignored" and not is_silent(row, text):
             notes.append(f"{key} is {text!r} and has no effect: {row.meaning}")
@@ -95,7 +95,7 @@ def read_value(row: Parameter, text: str) -> Any:
 
 
 def is_silent(row: Parameter, text: str) -> bool:
-    """Return whether a value that is ignored asks for nothing."""
+    """Return whether a value that is ignored or refused asks for nothing."""
     return ANY in row.silent or text.strip().lower() in row.silent
 
 
