@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-for folder in ("tools", "tests/serving/repository"):  # migration_tables.py, old_repos.py
+for folder in ("tools", "tests/serving/repository", "tests/deploy"):
     sys.path.insert(0, str(ROOT / folder))
 
 
