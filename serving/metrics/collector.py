@@ -112,7 +112,7 @@ class EngineMetrics:
         return seen
 
     def observe_cancelled(self) -> None:
-        """Count a request whose client has left, so that nobody waits for its statistics."""
+        """Count a request whose client has left before there were statistics, or whose end nobody waits for."""
         self._add("plansmith_requests_finished_total", "cancelled")
 
     def observe_error(self, error: BaseException) -> None:

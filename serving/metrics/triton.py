@@ -77,6 +77,13 @@ class TritonMetrics:
         except Exception as error:
             self._complain("observe", error)
 
+    def observe_cancelled(self) -> None:
+        """Count a request that was cancelled before the engine had it. Any thread; does not wait or raise."""
+        try:
+            self.metrics.observe_cancelled()
+        except Exception as error:
+            self._complain("observe_cancelled", error)
+
     def observe_error(self, error: BaseException) -> None:
         """Count a request that was refused or ended with an error. Any thread; does not wait or raise."""
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Sequence
-from typing import Protocol
 
 from ...runtime.completion import Completion
 from ...runtime.engine import Engine
@@ -19,11 +18,11 @@ from ...runtime.errors import (
     UnsupportedError,
 )
 from ...runtime.sampling import SamplingParams
-from ...runtime.stats import RequestStats
 from .cancel_watch import CancelWatch
 from .delta_text import PrefixRule
 from .inner_error import ID_IS_TAKEN
 from .lora_cache import LoraCache
+from .observer import Nobody, Observer, observe_end
 from .outbox import Outbox
 from .request import Reply, Request
 from .row import Row
@@ -31,7 +30,7 @@ from .settings import Settings
 from .stream import RowStream, last_tokens
 from .write import PREFIX_LEN
 
-__all__ = ["EngineHost", "Observer", "Reply"]
+__all__ = ["EngineHost", "Reply"]
 
 _NUM_PREPARING_THREADS = 2
 _NUM_LOADING_THREADS = 4
@@ -41,16 +40,6 @@ _MAX_PREPARING = (
 _CANCEL_WAIT_S = 2.0
 
 
-class Observer(Protocol):
-    """What counts requests; TritonMetrics is one."""
-
-    def observe(self, stats: RequestStats, reason: str = "stop", *, num_sequences: int = 1) -> None:
-        """Count a request that ended with an answer."""
-
-    def observe_error(self, error: BaseException) -> None:
-        """Count a request that was refused or ended with an error."""
-
-
 class EngineHost:
     """Runs requests on an engine, which it owns. Every method may be called from any thread.
 
@@ -58,7 +47,8 @@ class EngineHost:
     """
 
     def __init__(self, engine: Engine, settings: Settings, observer: Observer | None = None) -> None:
-        self._engine, self._settings, self._observer = engine, settings, observer
+        self._engine, self._settings = engine, settings
+        self._observer: Observer = observer or Nobody()
         tokenizer = engine.tokenizer
         self._keep_prefix = last_tokens if tokenizer is None else PrefixRule(tokenizer, PREFIX_LEN).keep
         self._adapters = LoraCache(
@@ -108,7 +98,7 @@ class EngineHost:
             self._check(rows)
             self._register(request)
         except Exception as error:
-            self._observe_error(error)
+            self._observer.observe_error(error)
             reply.fail(error)
             return
         self._watch.add(request)
@@ -144,9 +134,12 @@ class EngineHost:
             request.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._open, _CANCEL_WAIT_S)
-        for threads in (self._preparing, self._loading):
+        pools = (self._preparing, self._loading)
+        for threads in pools:
             threads.shutdown(wait=False, cancel_futures=True)
         self._engine.close()  # what still runs fails, and says so
+        for threads in pools:  # and what is still being made ready, once it is
+            threads.shutdown(wait=True)
         self._watch.stop()
         self._outbox.stop()
 
@@ -169,7 +162,7 @@ class EngineHost:
     def _register(self, request: Request) -> None:
         with self._changed:
             if self._is_closing:
-                raise ShutdownError("the model is shutting down; send the request to another server")
+                raise _shutting_down()
             if request.id and request.id in self._by_id:
                 raise InvalidArgumentError(
                     f"a request with the id {request.id!r} is running; {ID_IS_TAKEN}, or none"
@@ -207,14 +200,17 @@ class EngineHost:
         )
         threads = self._loading if needs_adapter else self._preparing
         try:
-            threads.submit(self._start, request).add_done_callback(self._prepared)
+            future = threads.submit(self._start, request)
         except RuntimeError:  # closed meanwhile
-            self._prepared()
-            request.fail(ShutdownError("the model is shutting down; send the request to another server"))
+            self._prepared(request, is_dropped=True)
+        else:
+            future.add_done_callback(lambda one: self._prepared(request, is_dropped=one.cancelled()))
 
-    def _prepared(self, _future: object = None) -> None:
+    def _prepared(self, request: Request, *, is_dropped: bool) -> None:
         with self._changed:
             self._num_preparing -= 1
+        if is_dropped:
+            request.fail(_shutting_down())
 
     def _start(self, request: Request) -> None:
         try:
@@ -261,17 +257,15 @@ class EngineHost:
 
     def _ended(self, request: Request, completions: list[Completion], error: BaseException | None) -> None:
         self._outbox.close(request)
-        for adapter in request.let_go():
-            self._adapters.release(adapter)
-        with self._changed:
-            self._open.discard(request)
-            self._changed.notify_all()
-        if error is not None:
-            self._observe_error(error)
-        if self._observer is not None:
-            for one in completions:
-                self._observer.observe(one.stats, one.finish_reason, num_sequences=len(one.outputs))
+        try:
+            for adapter in request.let_go():
+                self._adapters.release(adapter)
+            observe_end(self._observer, completions, error)
+        finally:  # counted before: close() lets the metrics end once nothing is open
+            with self._changed:
+                self._open.discard(request)
+                self._changed.notify_all()
 
-    def _observe_error(self, error: BaseException) -> None:
-        if self._observer is not None:
-            self._observer.observe_error(error)
+
+def _shutting_down() -> ShutdownError:
+    return ShutdownError("the model is shutting down; send the request to another server")

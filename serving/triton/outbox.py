@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
 import time
+import traceback
 from typing import Protocol
 
 from ..send_budget import SendBudget
@@ -109,12 +111,15 @@ class Outbox:
                 return
             num_stuck = sum(now - since > _STUCK_S for since in self._sending.values())
             if num_stuck >= len(self._threads):
-                self._add_thread()
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # the process may have no more; one of these comes back
+                    self._add_thread()
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="plansmith-send", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _plan(self, request: Sendable, at_once: bool) -> None:
         """Put a request into the heap. Under the lock."""
@@ -138,7 +143,11 @@ class Outbox:
     def _run(self) -> None:
         while (request := self._next()) is not None:
             start, cpu_start = time.monotonic(), time.thread_time()
-            count = request.flush()
+            try:
+                count = request.flush()
+            except Exception:  # our own fault, which the log has to say; the others' answers still go
+                traceback.print_exc()
+                count = 0
             if count:
                 self._budget.sent((time.thread_time() - cpu_start) / count)
             with self._changed:

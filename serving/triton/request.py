@@ -132,8 +132,8 @@ class Request:
 
         is_gone : nobody reads the answers any more
         """
-        self._is_gone |= is_gone
         with self._lock:
+            self._is_gone |= is_gone
             self.is_cancelled = True
             handles = list(self._handles)
         for handle in handles:

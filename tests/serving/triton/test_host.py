@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from plansmith.runtime.errors import (
 from plansmith.runtime.guided import GuidedParams
 from plansmith.runtime.sampling import SamplingParams
 from plansmith.runtime.stats import RequestStats
+from plansmith.serving.triton import host as host_module
 from plansmith.serving.triton.host import EngineHost
 from plansmith.serving.triton.row import LoraRequest, Row
 from plansmith.serving.triton.settings import Settings
@@ -38,10 +40,14 @@ class Counted:
 
     def __init__(self) -> None:
         self.ends: list[tuple[int, str, int]] = []
+        self.num_cancelled = 0
         self.errors: list[BaseException] = []
 
     def observe(self, stats: RequestStats, reason: str = "stop", *, num_sequences: int = 1) -> None:
         self.ends.append((stats.num_generated_tokens, reason, num_sequences))
+
+    def observe_cancelled(self) -> None:
+        self.num_cancelled += 1
 
     def observe_error(self, error: BaseException) -> None:
         self.errors.append(error)
@@ -366,9 +372,10 @@ def test_a_grammar_is_compiled_beside_and_can_be_off(hosts: Callable[..., Engine
 
 
 def test_a_request_that_is_stopped_while_its_grammar_is_compiled_ends_empty(
-    hosts: Callable[..., EngineHost], monkeypatch: pytest.MonkeyPatch
+    hosts: Callable[..., EngineHost],
 ) -> None:
-    host = hosts()
+    counted = Counted()
+    host = hosts(counted)
     go = threading.Event()
     for _ in range(2):
         host._preparing.submit(go.wait, 30)  # both threads are busy
@@ -377,6 +384,55 @@ def test_a_request_that_is_stopped_while_its_grammar_is_compiled_ends_empty(
     host.stop("slow")
     go.set()
     assert reply.wait() == []
+    wait_for(lambda: host.num_open_requests == 0)
+    assert (counted.ends, counted.num_cancelled, counted.errors) == ([], 1, [])
+
+
+def test_close_ends_what_waits_for_its_grammar_too(
+    hosts: Callable[..., EngineHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are in the middle of it when the host closes, which cannot be hurried; three have not begun."""
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr(host_module, "_CANCEL_WAIT_S", 0.05)
+    counted = Counted()
+    host = hosts(counted)
+    go, submit = threading.Event(), host._engine.submit
+    num_compiling = itertools.count()
+
+    def compile_slowly(*args: Any, **kwargs: Any) -> Any:
+        next(num_compiling)
+        go.wait(30)
+        return submit(*args, **kwargs)
+
+    monkeypatch.setattr(host._engine, "submit", compile_slowly)
+    replies = [RecordingReply(str(i)) for i in range(5)]
+    for reply in replies:
+        host.submit([make_row(guided=GuidedParams(regex="a"), ignore_eos=False)], reply)
+    closing = threading.Thread(target=host.close)
+    closing.start()
+    for reply in replies[2:]:
+        with pytest.raises(ShutdownError):
+            reply.wait()
+    assert closing.is_alive() and next(num_compiling) == 2
+    go.set()
+    closing.join(30)
+    for reply in replies[:2]:
+        with pytest.raises(ShutdownError):
+            reply.wait()
+    assert host.num_open_requests == 0 and len(counted.errors) == 5
+
+
+def test_an_observer_that_fails_keeps_no_request_open(hosts: Callable[..., EngineHost]) -> None:
+    class Broken(Counted):
+        def observe(self, stats: RequestStats, reason: str = "stop", *, num_sequences: int = 1) -> None:
+            raise ValueError("the observer's own fault")
+
+    host = hosts(Broken())
+    for _ in range(4):  # there are two threads that send
+        reply = RecordingReply()
+        host.submit([make_row()], reply)
+        assert len(reply.tokens()) == 12
+    wait_for(lambda: host.num_open_requests == 0)
 
 
 def test_an_adapter_that_nobody_knows_is_an_error(hosts: Callable[..., EngineHost]) -> None:
