@@ -53,6 +53,17 @@ GROUPS = {
         },
     ),
 }
+# package -> the extra that installs it
+_EXTRAS = {
+    "tensorrt_rtx": "rtx",
+    "onnxruntime": "verify",
+    "llguidance": "guided",
+    **dict.fromkeys(("torch", "transformers", "modelopt", "accelerate"), "quantize"),
+    **dict.fromkeys(
+        ("fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client"), "serve"
+    ),
+    **dict.fromkeys(("tritonclient", "google"), "triton"),
+}
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -238,9 +249,9 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"out of memory ({error}); ask for less at once, or take a machine with more memory"
     if isinstance(error, ModuleNotFoundError):
-        return (
-            f"a Python package is missing: {error}; run: pip install 'plansmith[rtx,verify,guided,quantize]'"
-        )
+        package = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(package) or ",".join(dict.fromkeys(_EXTRAS.values()))
+        return f"a Python package is missing: {error}; run: pip install 'plansmith[{extra}]'"
     return (
         f"{type(error).__name__}: {error}; this is a bug in plansmith, run again with PLANSMITH_TRACEBACK=1 and "
         "report what it prints"

@@ -18,7 +18,7 @@ StateDir = Annotated[
     Path | None,
     typer.Option(help="Where state and logs are; default: REPOSITORY.run beside the repository."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the state as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text for people.")]
 
 
 def start(
@@ -148,11 +148,17 @@ def stop(
     repository: Repository,
     state_dir: StateDir = None,
     force: Annotated[bool, typer.Option("--force", help="Do not wait for running requests.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Let running requests finish, then stop the server and its supervisor; fine when none is running."""
     from ..serving.supervisor import control
 
-    typer.echo(control.stop(_state_dir(repository, state_dir), force))
+    folder = _state_dir(repository, state_dir)
+    told = control.stop(folder, force)
+    if as_json:
+        print_json({"status": "stopped", "state_dir": str(folder), "message": told})
+    else:
+        typer.echo(told)
 
 
 def status(repository: Repository, state_dir: StateDir = None, as_json: Json = False) -> None:
@@ -164,9 +170,8 @@ def status(repository: Repository, state_dir: StateDir = None, as_json: Json = F
     state = read_state(folder)
     word, code = verdict(state)
     if as_json:
-        print_json(
-            {"status": word, "state_dir": str(folder), **(_as_json(state) if state is not None else {})}
-        )
+        known = _as_json(state) if state is not None else {"status": word}
+        print_json({"state_dir": str(folder), **known})
     elif state is None:
         print(f"stopped: no server was ever started with {folder}")
     else:

@@ -53,6 +53,9 @@ def supervise(options: SupervisorOptions) -> int:
         logger.error("%s", error)
         print("error: " + str(error).replace("\n", "\n    "), file=sys.stderr)
         return 1
+    except Exception:
+        logger.exception("this is a bug in plansmith, report it with these lines")
+        return 1
 
 
 if __name__ == "__main__":

@@ -83,7 +83,10 @@ class TritonApi:
                 connection, "POST", f"/v2/models/{quote(name)}/generate_stream", inputs, timeout_s
             )
             line = self._first_event(response, time.monotonic() + timeout_s)
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise TritonError(f"an answer of {name} is no JSON: {line[:200]!r}") from None
         if "error" in found:
             raise TritonError(str(found["error"]))
         return found

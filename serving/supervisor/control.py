@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -12,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...runtime.errors import UnsupportedError
+from . import processes
 from .options import SupervisorOptions
 from .orphans import drain_orphan
 from .process import KILL_MARGIN_S
 from .state import State, locked, read_state, write_state
 
 _STALE_S = 30.0  # a running supervisor writes its state every second or two, slower only while it heals
+_END_S = 10.0  # for killing what is left, after a server's time to end
 
 
 def start_daemon(options: SupervisorOptions, show: Callable[[str], None]) -> State:
@@ -56,7 +57,8 @@ def start_daemon(options: SupervisorOptions, show: Callable[[str], None]) -> Sta
             return state
     except BaseException:
         child.terminate()  # Ctrl-C: it is not wanted any more
-        child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(options.exit_timeout_s + KILL_MARGIN_S + _END_S)
         raise
     status = child.wait()
     if status == 0:
@@ -85,8 +87,9 @@ def stop(state_dir: Path, is_forced: bool = False) -> str:
         return _stop_supervisor(state_dir, state, is_forced)
     if state.phase == "stopped" and not state.has_server:
         return "nothing is running"
-    had_server = state.has_server
     with locked(state_dir):
+        state = read_state(state_dir) or state  # another may have started or stopped one meanwhile
+        had_server = state.has_server
         was_cut = drain_orphan(state, is_forced)
         state.phase, state.message = "stopped", "stopped without its supervisor, which was gone"
         state.server_pid = state.server_ticks = 0
@@ -97,12 +100,11 @@ def stop(state_dir: Path, is_forced: bool = False) -> str:
 
 
 def _stop_supervisor(state_dir: Path, state: State, is_forced: bool) -> str:
-    _signal(state, signal.SIGTERM)
-    deadline = time.monotonic() + state.exit_timeout_s + KILL_MARGIN_S + 10.0
+    _tell_to_stop(state)
+    deadline = time.monotonic() + state.exit_timeout_s + KILL_MARGIN_S + _END_S
     if is_forced:
         time.sleep(0.3)
-        if state.is_supervised:
-            _signal(state, signal.SIGTERM)  # the second one ends the wait
+        _tell_to_stop(state)  # the second one ends the wait
     while state.is_supervised:
         if time.monotonic() > deadline:
             raise UnsupportedError(
@@ -114,9 +116,8 @@ def _stop_supervisor(state_dir: Path, state: State, is_forced: bool) -> str:
     return f"stopped: {after.message}" if after is not None else "stopped"
 
 
-def _signal(state: State, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(state.supervisor_pid, number)
+def _tell_to_stop(state: State) -> None:
+    processes.send_signal(state.supervisor_pid, state.supervisor_ticks, signal.SIGTERM)
 
 
 def verdict(state: State | None) -> tuple[str, int]:

@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from .api import NoAnswer, TritonApi, TritonError, counter_sum
+from .calls import called_by_code, steps
 from .canary import progress_of
+from .process import KILL_MARGIN_S
+from .server import Server
 
 _CALL_S = 5.0
 _QUIET_S = 3.0  # longer than the engine's metrics lag behind it
@@ -49,6 +52,31 @@ class DrainWatch:
         return (shows_all or self._has_hung) and time.monotonic() - self._quiet_since > _QUIET_S
 
 
+def drain(server: Server, exit_timeout_s: float, must_end: Callable[[], bool]) -> bool:
+    """Tell a server to exit, wait for it, and return whether no request runs in it any more.
+
+    exit_timeout_s : how long running requests have
+    must_end : asked now and then, whether to wait no longer
+    """
+    watch = DrainWatch(server.api, server.names, server.has_hung)
+    deadline = time.monotonic() + exit_timeout_s
+
+    def is_late() -> bool:
+        over = time.monotonic() > deadline or server.process.poll() is not None
+        return must_end() or over or watch.is_over()
+
+    finish_callers(server.api, server.names, is_late)
+    server.process.terminate()
+    deadline += KILL_MARGIN_S
+    while server.process.poll() is None:
+        if watch.is_over(sum(map(len, server.living_stubs().values()))):
+            return True
+        if must_end() or time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 def finish_callers(api: TritonApi, names: Sequence[str], must_end: Callable[[], bool]) -> None:
     """Let models that call others take no new requests, and wait until their running ones have ended.
 
@@ -70,6 +98,7 @@ def finish_callers(api: TritonApi, names: Sequence[str], must_end: Callable[[], 
 
 def _calls_others(api: TritonApi, name: str) -> bool:
     try:
-        return name.endswith("_bls") or "ensemble_scheduling" in api.config(name, _CALL_S)
+        config = api.config(name, _CALL_S)
+        return bool(steps(config) or called_by_code(config))
     except TritonError:
         return False  # someone has unloaded it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -118,9 +119,12 @@ class TritonInstall:
 
     def options(self) -> frozenset[str]:
         """Return the names of the program's options, for those that only newer servers have."""
-        shown = subprocess.run(
-            [self.tritonserver, "--help"], capture_output=True, text=True, timeout=60, check=False
-        )
+        try:
+            shown = subprocess.run(
+                [self.tritonserver, "--help"], capture_output=True, text=True, timeout=60, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return frozenset()
         return frozenset(re.findall(r"--([a-z0-9-]+)", shown.stdout + shown.stderr))
 
     def compile_models(self, repositories: Iterable[Path]) -> None:
@@ -131,9 +135,13 @@ class TritonInstall:
         """
         files = [str(file) for one in repositories for file in one.glob("*/*/*.py")]
         if files:
-            subprocess.run(
-                [self.python, "-m", "compileall", "-q", *files], capture_output=True, timeout=120, check=False
-            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    [self.python, "-m", "compileall", "-q", *files],
+                    capture_output=True,
+                    timeout=120,
+                    check=False,
+                )
 
     def import_failure(self, module: str, backends: Path) -> str:
         """Return "" when models will be able to import `module`, else the last line of what Python says.
@@ -141,9 +149,12 @@ class TritonInstall:
         backends : folder of `link_backends`
         """
         program = f"import sys; sys.path.append({str(backends / 'python')!r}); import {module}"
-        done = subprocess.run(
-            [self.python, "-I", "-c", program], capture_output=True, text=True, timeout=120, check=False
-        )
+        try:
+            done = subprocess.run(
+                [self.python, "-I", "-c", program], capture_output=True, text=True, timeout=120, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "it takes longer than two minutes"
         return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
@@ -239,10 +250,8 @@ def _probe(python: Path) -> dict[str, object]:
         done = subprocess.run(
             [python, "-c", _PROBE], env=environ, capture_output=True, text=True, timeout=60, check=False
         )
-    except OSError as error:
-        raise UnsupportedError(
-            f"{python} does not run ({error.strerror}); make the environment anew"
-        ) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnsupportedError(f"{python} does not run ({error}); make the environment anew") from None
     if done.returncode != 0:
         raise UnsupportedError(
             f"{python} does not run: {done.stderr.strip()[-200:]}; make the environment anew"

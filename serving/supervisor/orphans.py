@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from pathlib import Path
@@ -36,7 +35,7 @@ def drain_orphan(state: State, is_forced: bool) -> bool:
         deadline = time.monotonic() + state.exit_timeout_s + KILL_MARGIN_S
         api = TritonApi(state.host, state.http_port, state.metrics_port)
         finish_callers(api, list(state.models), lambda: time.monotonic() > deadline - KILL_MARGIN_S)
-        os.kill(state.server_pid, signal.SIGTERM)
+        processes.send_signal(state.server_pid, state.server_ticks, signal.SIGTERM)
         while processes.is_same(state.server_pid, state.server_ticks) and time.monotonic() < deadline:
             time.sleep(0.05)
     was_cut = state.has_server

@@ -17,6 +17,7 @@ from .ports import Ports
 
 TOKEN_VARIABLE = "PLANSMITH_TRITON_RUN"  # marks the server's processes, which inherit it
 KILL_MARGIN_S = 3.0  # beyond the server's own time to exit
+_KILL_S = 30.0  # that a killed process may take: one that waits for a device cannot end before
 _HTTP_LIMIT_OPTION = "http-max-input-size"  # not in older servers, which have no limit
 
 
@@ -117,9 +118,9 @@ class ServerProcess:
         """End the server and its stubs at once, remove their shared memory, and return the server's exit status."""
         if self.poll() is None:
             self._child.kill()
-        status = self._child.wait()
+        status = self.wait(_KILL_S)
         clean_up(self.token)
-        return status
+        return -signal.SIGKILL if status is None else status
 
 
 def new_token() -> str:

@@ -49,6 +49,15 @@ def is_same(pid: int, start_ticks: int) -> bool:
     return found is not None and found.is_alive and found.start_ticks == start_ticks
 
 
+def send_signal(pid: int, start_ticks: int, number: int) -> bool:
+    """Send a signal to the process that had `pid` when it started at `start_ticks`; False when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        if is_same(pid, start_ticks):
+            os.kill(pid, number)
+            return True
+    return False
+
+
 def all_processes() -> Iterator[Process]:
     """Yield every process that can be seen."""
     for folder in _PROC.iterdir():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .api import NoAnswer, TritonApi, TritonError
+from .calls import called_by_code, steps
 from .canary import Canary, canary_inputs, try_model, try_server
 from .install import TritonInstall
 from .loading import StartError, load_all, touch
@@ -41,6 +42,7 @@ class Server:
         self.num_stubs: dict[str, int] = {}  # of each model, as its configuration says
         self._options = options
         self._steps: dict[str, list[str]] = {}
+        self._called: dict[str, frozenset[str]] = {}  # by a model's program
 
     @classmethod
     def start(
@@ -84,19 +86,25 @@ class Server:
         self.answers = Canary(attempt, SERVER_INTERVAL_S)
         self.is_loaded = True
 
-    def reload(self, name: str) -> None:
-        """End a model's stubs and load it anew. Its running requests never end: their clients must give up.
+    def reload(self, name: str) -> list[str]:
+        """End a model's stubs and load it anew, and so those that call it; return these.
 
+        Its running requests never end: their clients must give up. Those of a model that called it would wait in
+        that model for ever, a thread each.
         raises : TritonError or NoAnswer when that did not help
         """
-        if name in self.canaries:
-            self.canaries.pop(name).stop()
+        callers = [one for one in self.names if name in self._called.get(one, ()) and one != name]
         self.has_hung = True
-        kill_stubs(self.process.pid, self.process.token, name)
-        if not touch(self._options.repositories, name):  # without a newer file loading does nothing
-            self.api.unload(name, _CALL_S)
-        self.api.load(name, self._options.load_timeout_s)
-        self._watch(name)
+        for one in (name, *callers):
+            if one in self.canaries:
+                self.canaries.pop(one).stop()
+            kill_stubs(self.process.pid, self.process.token, one)
+        for one in (name, *callers):
+            if not touch(self._options.repositories, one):  # without a newer file loading does nothing
+                self.api.unload(one, _CALL_S)
+            self.api.load(one, self._options.load_timeout_s)
+            self._watch(one)
+        return callers
 
     def is_short_of_stubs(self, name: str, living: dict[str, list[int]]) -> bool:
         """Whether a model that counts as ready has fewer processes than it should."""
@@ -147,9 +155,8 @@ class Server:
     def _watch(self, name: str) -> None:
         config = self.api.config(name, _CALL_S)
         self.num_stubs[name] = num_wanted(config)
-        self._steps[name] = [
-            one["model_name"] for one in config.get("ensemble_scheduling", {}).get("step", ())
-        ]
+        self._steps[name] = steps(config)
+        self._called[name] = called_by_code(config)
         inputs = canary_inputs(name, config, self._options.canaries)
         if inputs is not None:
             timeout_s = self._options.canary_timeout_s

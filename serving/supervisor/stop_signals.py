@@ -43,6 +43,18 @@ class StopSignals:
         finally:
             self._may_interrupt = False
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep an order until the end of the block: for what must not be left half done."""
+        earlier, self._may_interrupt = self._may_interrupt, False
+        try:
+            yield
+        finally:
+            self._may_interrupt = earlier
+        if earlier and self.num_stops:
+            self._may_interrupt = False
+            raise Stop
+
     def _on_signal(self, number: int, frame: object) -> None:
         self.num_stops += 1
         if self._may_interrupt:

@@ -15,18 +15,19 @@ from plansmith.cli import _app
 from plansmith.runtime.errors import BuildError
 
 Run = Callable[..., Any]
-COMMANDS = ("build", "verify", "inspect", "generate", "bench")
+COMMANDS = ("build", "verify", "inspect", "generate", "bench", "triton-repo")
+GROUPED = (("checkpoint", "demo"), ("triton", "start"), ("triton", "stop"), ("triton", "status"))
 
 
 def test_help_lists_every_command(plansmith: Run) -> None:
     result = plansmith("--help")
     assert result.status == 0
-    for name in (*COMMANDS, "checkpoint"):
+    for name in (*COMMANDS, "checkpoint", "serve", "triton"):
         assert name in result.out
     assert plansmith("checkpoint", "--help").out.count("demo") == 1
 
 
-@pytest.mark.parametrize("command", [*((name,) for name in COMMANDS), ("checkpoint", "demo")])
+@pytest.mark.parametrize("command", [*((name,) for name in COMMANDS), *GROUPED])
 def test_every_command_has_help_and_json(plansmith: Run, command: tuple[str, ...]) -> None:
     result = plansmith(*command, "--help")
     assert result.status == 0
@@ -137,7 +138,12 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (OSError(28, "No space left on device"), 1, "No space left on device; free some space"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), 1, "not UTF-8"),
         (MemoryError("931 TiB"), 1, "out of memory (931 TiB)"),
-        (ModuleNotFoundError("No module named 'onnxruntime'"), 1, "pip install 'plansmith"),
+        (
+            ModuleNotFoundError("No module named 'x'"),
+            1,
+            "'plansmith[rtx,verify,guided,quantize,serve,triton]'",
+        ),
+        (ModuleNotFoundError("No module 'uvicorn.x'", name="uvicorn.x"), 1, "'plansmith[serve]'"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero; this is a bug"),
     ],
 )
@@ -148,6 +154,34 @@ def test_other_exceptions(
         raising(error)()
     assert exit_.value.code == code
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [(("serve",), "fastapi"), (("verify", "--against", "reference"), "onnxruntime")],
+)
+def test_a_missing_package_names_its_extra(engine_dir: Path, words: tuple[str, ...], package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from plansmith.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, words[0], str(engine_dir), *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    extra = _app._EXTRAS[package]
+    assert done.returncode == 1
+    assert f"pip install 'plansmith[{extra}]'" in done.stderr
+
+
+def test_triton_commands_need_neither_numpy_nor_a_web_framework(tmp_path: Path) -> None:
+    """They watch over a server in another environment."""
+    code = (
+        "import sys\nfrom plansmith.cli import main\n"
+        "try:\n    main(['triton', 'status', sys.argv[1]])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy', 'cffi', 'fastapi', 'starlette', 'uvicorn', 'torch'} & sys.modules.keys()\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=True, capture_output=True)
 
 
 def test_traceback_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ def test_where_nothing_runs(tmp_path: Path) -> None:
     assert (told.returncode, json.loads(told.stdout)["status"]) == (3, "stopped")
     told = _run("stop", repository)
     assert (told.returncode, told.stdout) == (0, "nothing is running\n")
+    told = _run("stop", repository, "--json")
+    assert (told.returncode, json.loads(told.stdout)["message"]) == (0, "nothing is running")
     assert not (tmp_path / "models.run").exists()
 
 
