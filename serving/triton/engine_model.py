@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from ...runtime.engine import Engine
@@ -16,10 +15,10 @@ from ...runtime.sampling import SamplingParams
 from ..metrics.triton import TritonMetrics
 from .host import EngineHost
 from .inner_error import IS_INNER
+from .note_log import NoteLog
 from .parameters import read_model_config
 from .read_row import is_stop, read_rows
 from .row import RowDefaults
-from .settings import Settings
 from .triton_reply import TritonReply, request_parameters, request_tensors
 
 __all__ = ["TritonPythonModel"]
@@ -62,10 +61,11 @@ class TritonPythonModel:
         self._settings, notes = read_model_config(config, Path(args["model_repository"]).parent)
         for note in notes:
             pb_utils.Logger.log_info(f"{args['model_name']}: {note}")
+        self._notes = NoteLog(lambda text: pb_utils.Logger.log_info(f"{args['model_name']}: {text}"))
         engine = Engine.open(**self._settings.open_arguments())
         try:
             _warm_up(engine)
-            self._defaults = _defaults(self._settings, engine)
+            self._defaults = RowDefaults.of(self._settings, engine)
             self._metrics = TritonMetrics(
                 engine, args["model_name"], args["model_version"], self._settings.stats_check_period_ms
             )
@@ -85,19 +85,9 @@ class TritonPythonModel:
             reply.send({}, final=True)
             return
         reply.acknowledge()
-        self._host.submit(read_rows(tensors, parameters, self._defaults), reply)
-
-
-def _defaults(settings: Settings, engine: Engine) -> RowDefaults:
-    dtype: type[np.floating[Any]] = np.float16 if settings.logits_dtype == "float16" else np.float32
-    return RowDefaults(
-        vocab_size=engine.model_info.vocab_size,
-        max_beam_width=settings.max_beam_width,
-        exclude_input=settings.exclude_input,
-        logits_dtype=dtype,
-        max_seq_len=engine.model_info.max_seq_len,
-        own_end_ids=frozenset(() if engine.tokenizer is None else engine.tokenizer.eos_token_ids),
-    )
+        rows = read_rows(tensors, parameters, self._defaults)
+        self._notes.add(note for row in rows for note in row.notes)
+        self._host.submit(rows, reply)
 
 
 def _warm_up(engine: Engine) -> None:

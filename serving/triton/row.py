@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ...runtime.engine_base import EngineBase
+    from .settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,8 @@ class RowDefaults:
     exclude_input : leave the prompt out of output_ids
     logits_dtype : of draft_logits and of the logits in answers: float32 or float16
     max_seq_len : a longer request_output_len is lowered to what the prompt leaves of it; None = not here
-    own_end_ids : the model's end tokens; a request that names one of them has them all
+    own_end_ids : the engine's end tokens, its tokenizer's and its manifest's; a request that names one of them has them
+        all
     """
 
     vocab_size: int
@@ -41,6 +46,18 @@ class RowDefaults:
     logits_dtype: type[np.floating[Any]] = np.float32
     max_seq_len: int | None = None
     own_end_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, settings: Settings, engine: EngineBase) -> RowDefaults:
+        """Return those of a model with these settings and this engine."""
+        return cls(
+            vocab_size=engine.model_info.vocab_size,
+            max_beam_width=settings.max_beam_width,
+            exclude_input=settings.exclude_input,
+            logits_dtype=np.float16 if settings.logits_dtype == "float16" else np.float32,
+            max_seq_len=engine.model_info.max_seq_len,
+            own_end_ids=frozenset(engine.eos_token_ids),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

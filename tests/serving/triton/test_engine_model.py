@@ -429,6 +429,18 @@ def test_a_model_of_one_answer_a_request(
     assert triton_server.stop(server) == 0
 
 
+def test_what_has_no_effect_in_a_request_is_logged_once(server: RunningTriton) -> None:
+    body = {"input_ids": [5], "input_lengths": 1, "request_output_len": 3, "end_id": -1, "no_such_field": 1}
+    for _ in range(3):
+        assert post(server, "tensorrt_llm/generate", body)[0] == 200
+    deadline = time.monotonic() + 10
+    while "no_such_field" not in server.log(1000):
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.05)
+    time.sleep(0.2)
+    assert server.log(1000).count("no_such_field") == 1
+
+
 def test_a_model_that_cannot_be_opened_says_why(
     triton_server: TritonServers, make_repository: Callable[..., Path]
 ) -> None:

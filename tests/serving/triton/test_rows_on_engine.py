@@ -14,6 +14,7 @@ from plansmith.runtime.engine import Engine
 from plansmith.runtime.sampling import SamplingParams
 from plansmith.serving.triton.read_row import read_rows
 from plansmith.serving.triton.row import RowDefaults
+from plansmith.serving.triton.settings import Settings
 from plansmith.serving.triton.word_lists import make_word_list
 from tiny_engines import build_tiny
 
@@ -40,9 +41,7 @@ def engine(
 @pytest.fixture
 def run(engine: Engine) -> Callable[..., Completion]:
     """Return tensors -> the completion of a request with them."""
-    defaults = RowDefaults(
-        engine.model_info.vocab_size, max_beam_width=4, max_seq_len=engine.model_info.max_seq_len
-    )
+    defaults = RowDefaults.of(Settings(Path(), max_beam_width=4), engine)
 
     def completion(**tensors: Any) -> Completion:
         base = {"input_ids": ints(5, 9, 23, 41), "input_lengths": ints(4), "request_output_len": ints(LENGTH)}
@@ -54,6 +53,16 @@ def run(engine: Engine) -> Callable[..., Completion]:
 
 def ids(completion: Completion) -> list[int]:
     return list(completion.token_ids)
+
+
+def test_end_tokens_of_the_checkpoint_count_beside_the_tokenizers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.tokenizer is not None
+    monkeypatch.setattr(engine, "eos_token_ids", (*engine.tokenizer.eos_token_ids, 7))
+    defaults = RowDefaults.of(Settings(Path(), logits_dtype="float16", exclude_input=True), engine)
+    assert defaults.own_end_ids == {7, *engine.tokenizer.eos_token_ids}
+    assert (defaults.logits_dtype, defaults.exclude_input) == (np.float16, True)
 
 
 def test_words_ends_and_biases(run: Callable[..., Completion], engine: Engine) -> None:
