@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,13 +14,17 @@ import pytest
 from plansmith.runtime.errors import InvalidArgumentError
 from plansmith.serving.supervisor import processes
 from plansmith.serving.supervisor.api import counter_sum
+from plansmith.serving.supervisor.calls import called_by_code, steps
 from plansmith.serving.supervisor.canary import canary_inputs
 from plansmith.serving.supervisor.control import stop, verdict
+from plansmith.serving.supervisor.install import TritonInstall
 from plansmith.serving.supervisor.loading import load_order
 from plansmith.serving.supervisor.log_files import last_lines, put_aside
 from plansmith.serving.supervisor.options import SupervisorOptions, read_canaries
 from plansmith.serving.supervisor.orphans import end_orphans
+from plansmith.serving.supervisor.report import StateReport
 from plansmith.serving.supervisor.state import State, boot_id, read_state, write_state
+from plansmith.serving.supervisor.stop_signals import Stop, StopSignals
 
 _ENSEMBLE = 'platform: "ensemble" ensemble_scheduling {{ step [ {{ model_name: "{}" }} ] }}'
 
@@ -136,3 +141,88 @@ def test_only_marked_processes_are_orphans(tmp_path: Path) -> None:
         marked.wait()
         other.wait()
     assert json.loads((tmp_path / "state.json").read_text())["token"] == "abc123test"
+
+
+def test_models_that_a_program_calls() -> None:
+    def config(name: str, **texts: str) -> dict[str, object]:
+        return {"name": name, "parameters": {key: {"string_value": text} for key, text in texts.items()}}
+
+    assert called_by_code(config("tensorrt_llm_bls", tokenizer_dir="/t")) == {"tensorrt_llm"}
+    named = config("text", tensorrt_llm_model_name="big", tensorrt_llm_draft_model_name="small")
+    assert called_by_code(named) == {"big", "small"}
+    assert called_by_code(config("text", tensorrt_llm_model_name=" ")) == {"tensorrt_llm"}
+    assert called_by_code(config("tensorrt_llm", engine_dir="/e")) == frozenset()
+    assert steps({"ensemble_scheduling": {"step": [{"model_name": "a"}, {"model_name": "b"}]}}) == ["a", "b"]
+
+
+def test_a_log_that_cannot_be_copied_is_cut_all_the_same(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("x" * 100)
+    (tmp_path / "a.log.1").touch()
+    (tmp_path / "a.log.2").mkdir()  # in the way
+    (tmp_path / "a.log.2" / "file").touch()
+    assert put_aside(log, 10)
+    assert log.stat().st_size == 0
+
+
+def test_a_state_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "state.json" / "file"
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
+    report = StateReport(SupervisorOptions((Path("/a"),), tmp_path))
+    report.say("running", "one")
+    report.say("running", "two")
+    assert len([one for one in caplog.records if "cannot be written" in one.message]) == 1
+    in_the_way.unlink()
+    in_the_way.parent.rmdir()
+    report.write()
+    found = read_state(tmp_path)
+    assert found is not None
+    assert (found.message, found.supervisor_pid, found.is_supervised) == ("two", os.getpid(), True)
+
+
+def test_an_order_to_stop_waits_for_what_must_not_be_left_half_done() -> None:
+    signals = StopSignals()
+    done = []
+    with signals.taken(), pytest.raises(Stop), signals.interruptible():
+        with signals.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("whole")
+        done.append("never")
+    assert done == ["whole"]
+    with pytest.raises(Stop), signals.interruptible():  # it was given, however late that is asked
+        done.append("never")
+    assert signals.num_stops == 1
+
+
+def test_a_signal_goes_to_the_process_that_is_meant() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        found = processes.look_up(child.pid)
+        assert found is not None
+        assert not processes.send_signal(child.pid, found.start_ticks + 1, signal.SIGKILL)
+        assert child.poll() is None
+        assert processes.send_signal(child.pid, found.start_ticks, signal.SIGKILL)
+        assert child.wait(5) == -signal.SIGKILL
+        assert not processes.send_signal(child.pid, found.start_ticks, signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_program_that_hangs_when_it_is_asked_for_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(*_words: object, **_options: object) -> None:
+        raise subprocess.TimeoutExpired("tritonserver", 60)
+
+    python = Path(sys.executable)
+    install = TritonInstall(python, tmp_path, tmp_path, None, None, python, None)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").touch()
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert install.options() == frozenset()
+    install.compile_models([tmp_path])
+    assert "two minutes" in install.import_failure("plansmith", tmp_path)

@@ -236,12 +236,27 @@ def test_a_start_that_is_not_wanted_any_more(triton: Commands) -> None:
     assert triton.living() == []
 
 
-def test_it_gives_up_after_too_many_restarts(triton: Commands) -> None:
+def test_a_server_that_is_started_anew_for_a_dead_model_until_it_was_too_often(triton: Commands) -> None:
+    triton.start("--max-restarts", "1", "--on-dead-model", "restart")
+    first = triton.wait_for(_is_well)
+    os.kill(triton.stub_pids()[0], signal.SIGKILL)
+    second = triton.wait_for(lambda state: state["restarts"] == 1 and _is_well(state))
+    assert second["heals"] == 0
+    assert second["server_pid"] != first["server_pid"]
+    assert not processes.is_same(first["server_pid"], first["server_ticks"])
+
+    os.kill(second["server_pid"], signal.SIGKILL)
+    failed = triton.wait_for(lambda state: state["phase"] == "failed")
+    assert "given up after 1 restarts" in failed["message"]
+    assert "the last reason: tritonserver ended with signal SIGKILL" in failed["message"]
+    assert triton.living() == []
+
+
+def test_a_server_that_cannot_be_started_again(triton: Commands) -> None:
     triton.start("--max-restarts", "1")
     first = triton.wait_for(_is_running)
     (triton.repository / "counter" / "broken").touch()  # from now on it cannot start
     os.kill(first["server_pid"], signal.SIGKILL)
     failed = triton.wait_for(lambda state: state["phase"] == "failed")
-    assert "given up after 1 restarts" in failed["message"]
     assert "a planted failure" in failed["message"]
     assert triton.living() == []
