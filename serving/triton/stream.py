@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.completion import Completion, Delta
 from ...runtime.errors import Error
-from ...runtime.stats import RequestStats
 from .row import Row
 from .write import PREFIX_LEN, Outputs, Piece, Writer
 
@@ -27,47 +26,40 @@ def last_tokens(token_ids: list[int]) -> list[int]:
 
 
 class _Track:
-    """What waits of one sequence. Its stream's lock guards it."""
+    """What waits of one sequence, and what of it is out.
+
+    waiting, num_tokens : the stream's lock guards them
+    The rest is the sender's.
+    """
 
     def __init__(self, keep_prefix: KeepPrefix) -> None:
-        self._keep_prefix = keep_prefix
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.logits: list[NDArray[np.float32]] = []
-        self.prefix_ids: list[int] = []
-        self.cum_logprob = 0.0
+        self.waiting: list[Delta] = []
         self.num_tokens = 0
-        self.last: Delta | None = None  # has the finish_reason
-        self.is_answered = False  # the last answer is out
+        self._keep_prefix = keep_prefix
+        self._prefix_ids: list[int] = []
+        self._cum_logprob = 0.0
 
     def put(self, delta: Delta) -> None:
-        self.token_ids += delta.token_ids
+        self.waiting.append(delta)
         self.num_tokens += len(delta.token_ids)
-        for one in delta.logprobs or ():
-            self.logprobs.append(one.logprob)
-            self.cum_logprob += one.logprob
-        if delta.generation_logits is not None:
-            self.logits.append(delta.generation_logits)
-        if delta.finish_reason is not None:
-            self.last = delta
 
-    def take(self) -> Piece | None:
-        """Return what is new and forget it; None when nothing is."""
-        if self.is_answered or not (self.token_ids or self.last):
-            return None
-        self.is_answered = self.last is not None
-        piece = Piece(
-            token_ids=self.token_ids,
-            logprobs=self.logprobs,
-            cum_logprob=self.cum_logprob,
-            prefix_ids=self.prefix_ids,
-            finish_reason=None if self.last is None else self.last.finish_reason,
-            stop_reason=None if self.last is None else self.last.stop_reason,
-            logits=np.concatenate(self.logits) if self.logits else None,
+    def piece(self, deltas: Sequence[Delta]) -> Piece:
+        """Return what these deltas say, at least one, which are out from here on."""
+        token_ids = [token for delta in deltas for token in delta.token_ids]
+        logprobs = [one.logprob for delta in deltas for one in delta.logprobs or ()]
+        logits = [delta.generation_logits for delta in deltas if delta.generation_logits is not None]
+        for one in logprobs:
+            self._cum_logprob += one
+        prefix_ids, self._prefix_ids = self._prefix_ids, self._keep_prefix(self._prefix_ids + token_ids)
+        return Piece(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            cum_logprob=self._cum_logprob,
+            prefix_ids=prefix_ids,
+            finish_reason=deltas[-1].finish_reason,
+            stop_reason=deltas[-1].stop_reason,
+            logits=np.concatenate(logits) if logits else None,
         )
-        self.prefix_ids = self._keep_prefix(self.prefix_ids + self.token_ids)
-        self.token_ids, self.logprobs, self.logits = [], [], []
-        return piece
 
 
 class RowStream:
@@ -130,25 +122,22 @@ class RowStream:
                 return []
             self._is_taken = True
             return [self._writer.whole(completion)] if self._is_stacked else self._writer.each(completion)
-        with self._lock:
-            pieces = [(track, track.take()) for track in self._tracks]
+        taken: list[list[Delta]] = []
+        with self._lock:  # the event thread waits for it: no more than this
+            for track in self._tracks:
+                taken.append(track.waiting)
+                track.waiting = []
             context_logits, self._context_logits = self._context_logits, None
-        answers = []
-        for i, (track, piece) in enumerate(pieces):
-            if piece is None:
-                continue
-            answers.append(
-                self._writer.partial(
-                    piece,
-                    sequence_idx=None if self._is_single else i,
-                    stats=self._stats(track),
-                    context_logits=context_logits if i == 0 else None,
-                )
+        return [
+            self._writer.partial(
+                track.piece(deltas),
+                sequence_idx=None if self._is_single else i,
+                stats=deltas[-1].stats,
+                context_logits=context_logits if i == 0 else None,
             )
-        return answers
-
-    def _stats(self, track: _Track) -> RequestStats | None:
-        return track.last.stats if track.last is not None else None
+            for i, (track, deltas) in enumerate(zip(self._tracks, taken, strict=True))
+            if deltas
+        ]
 
     def _put(self, delta: Delta) -> None:
         track = self._tracks[delta.index]
