@@ -107,8 +107,12 @@ class TritonReply:
 
     def is_cancelled(self) -> bool:
         """Return whether the client has gone or cancelled; False once the last answer is out."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return False  # the last answer is going; a server that hangs in it must not keep this thread too
+        try:
             return False if self._is_closed else bool(self._sender.is_cancelled())
+        finally:
+            self._lock.release()
 
     def _send(self, response: Any, final: bool) -> None:
         if not final:

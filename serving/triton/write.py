@@ -190,7 +190,13 @@ def _finish_reason(piece: Piece, row: Row) -> int:
         return _END_ID if piece.stop_reason == row.end_id else _STOP_WORDS
     end = (*piece.prefix_ids, *piece.token_ids)
     words = [tuple(word) for word in row.params.get("stop_words", ())]
-    return _STOP_WORDS if any(end[-len(word) :] == word for word in words) else _END_ID
+    return _STOP_WORDS if any(_ends_with(end, word) for word in words) else _END_ID
+
+
+def _ends_with(end: tuple[int, ...], word: tuple[int, ...]) -> bool:
+    """Return whether an output ends with a word; of a longer one than the part of the output that is known, its end."""
+    known = end[-len(word) :]
+    return len(known) >= min(len(word), PREFIX_LEN) and known == word[-len(known) :]
 
 
 def _padded(rows: Sequence[Any], dtype: type[np.generic], fill: float) -> NDArray[Any]:

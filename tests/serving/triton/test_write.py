@@ -146,6 +146,19 @@ def test_an_end_token_is_told_from_a_stop_word() -> None:
         assert writer.partial(piece)["finish_reasons"].tolist() == [[number]]
 
 
+def test_a_stop_word_longer_than_the_prefix_is_known_by_its_end() -> None:
+    word = tuple(range(10, 40))
+    writer = Writer(make_row(streaming=True, params={"stop_words": (word,)}), ALL_NAMES)
+    for prefix_ids, last, number in (
+        (word[-17:-1], word[-1], 2),
+        ((9, *word[-16:-1]), word[-1], 1),
+        (word[-17:-1], 9, 1),
+        (word[-3:-1], word[-1], 1),  # the whole output: shorter than the word
+    ):
+        piece = Piece([last], prefix_ids=prefix_ids, finish_reason="stop")
+        assert writer.partial(piece)["finish_reasons"].tolist() == [[number]]
+
+
 def test_a_partial_answer_has_new_tokens_alone_and_what_came_before_as_prefix() -> None:
     row = make_row(streaming=True, wants=ALL_WANTS)
     piece = Piece([4, 5], logprobs=[-1.0, -2.0], cum_logprob=-6.0, prefix_ids=[1, 2, 3])
