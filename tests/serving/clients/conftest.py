@@ -104,12 +104,6 @@ def engine(engines: dict[str, Path]) -> Iterator[Engine]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def draft_engine(engines: dict[str, Path]) -> Iterator[Engine]:
-    with Engine.open(engines["draft"], num_threads=1) as made:
-        yield made
-
-
 def tokens_of(engine: Engine, prompt: str | Sequence[int], max_tokens: int, **params: Any) -> list[list[int]]:
     """Return what an engine in this process makes of a prompt, a list an output."""
     chosen = {"temperature": 0.0, "detokenize": False, "min_tokens": 1, **params}
@@ -122,6 +116,13 @@ def tokens_of(engine: Engine, prompt: str | Sequence[int], max_tokens: int, **pa
 def expected(engine: Engine) -> Tokens:
     """Return `expected(prompt, max_tokens, **params)`, the tokens of the engine itself; greedy unless params say."""
     return lambda prompt, max_tokens, **params: tokens_of(engine, prompt, max_tokens, **params)
+
+
+@pytest.fixture(scope="session")
+def drafted(engines: dict[str, Path]) -> Iterator[Tokens]:
+    """Return the same of the draft's engine."""
+    with Engine.open(engines["draft"], num_threads=1) as made:
+        yield lambda prompt, max_tokens, **params: tokens_of(made, prompt, max_tokens, **params)
 
 
 @pytest.fixture(scope="session")

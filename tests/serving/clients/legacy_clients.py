@@ -128,10 +128,16 @@ class StreamClient:
 
     def send(self, tensors: Tensors, request_id: str = "", outputs: Sequence[str] = (), **more: Any) -> None:
         """Start a request."""
+        self.send_inputs(infer_inputs(tensors), request_id, outputs, **more)
+
+    def send_inputs(
+        self, inputs: Sequence[Any], request_id: str = "", outputs: Sequence[str] = (), **more: Any
+    ) -> None:
+        """Start a request of tritonclient's inputs."""
         wanted = [grpcclient.InferRequestedOutput(name) for name in outputs] or None
         self._client.async_stream_infer(
             self._model,
-            infer_inputs(tensors),
+            list(inputs),
             request_id=request_id,
             outputs=wanted,
             enable_empty_final_response=True,
@@ -202,7 +208,7 @@ def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple
         with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, json.loads(response.read() or b"null")
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        return error.code, json.loads(error.read().removeprefix(b"data:"))
 
 
 def events(url: str, body: Any, headers: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
