@@ -46,7 +46,7 @@ $(VENV)/.made:
 
 # The package itself, as a wheel would install it, with what building and comparing engines takes.
 $(VENV)/.deps: $(VENV)/.made pyproject.toml
-	$(PIP) install `$(PY) tools/requirements.py rtx verify guided`
+	$(PIP) install `$(PY) tools/requirements.py rtx verify guided serve triton`
 	@touch $@
 
 build/wheel/.made: $(VENV)/.made pyproject.toml CMakeLists.txt $(SOURCES)
