@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,25 +15,13 @@ from numpy.typing import NDArray
 from ...runtime.errors import Error, InvalidArgumentError, UnsupportedError
 from .bls_answers import NEEDED, TextAnswers
 from .bls_inputs import BlsInputs, first_flag, first_number
-from .bls_speculation import can_speculate, speculate
+from .bls_speculation import Caller, can_speculate, speculate
 from .delta_text import StreamMaker
 from .inner_error import ID_IS_TAKEN
 from .request import Reply
 from .text_tensors import read_numbers, read_texts
 
 Tensors = dict[str, NDArray[Any]]
-
-
-class Caller(Protocol):
-    """A model that can be called; ModelCaller is one."""
-
-    def call(
-        self, tensors: Mapping[str, NDArray[Any]], names: Collection[str], request_id: str, parameters: Any
-    ) -> Iterator[Tensors]:
-        """Start a request and return its answers; raises the error it ends with, here or there."""
-
-    def stop(self, request_id: str) -> None:
-        """End a running request."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,22 +113,32 @@ class BlsRequest:
             self._is_running, is_cancelled = True, self._is_cancelled
         if is_cancelled:  # a stop may have come before there was anything to stop
             self._stop_inner()
-        self._answer(answers, made)
-        for _ in made:  # the server wants them read
-            pass
+        try:
+            self._answer(answers, made)
+        finally:
+            with contextlib.suppress(Error):
+                for _ in made:  # the server wants them read
+                    pass
 
     def _answer(self, answers: TextAnswers, made: Iterator[Tensors]) -> None:
         """Answer until all sequences have ended, which may be before the engine ends them."""
         for answer in made:
-            outputs = answers.convert(answer)
-            if outputs is not None:
-                self._num_sent += 1
-                self.reply.send(outputs, final=answers.is_done)
+            try:
+                outputs = answers.convert(answer)
+                self._pass_on(outputs, is_last=answers.is_done)
+            except Exception:  # the server is gone, or the answer is none: nobody waits for the engine's end
+                self.cancel()
+                raise
             if answers.is_done:
                 if answers.is_stopped:
                     self.cancel()
                 return
         self.reply.send({}, final=True)
+
+    def _pass_on(self, outputs: Tensors | None, *, is_last: bool) -> None:
+        if outputs is not None:
+            self._num_sent += 1
+            self.reply.send(outputs, final=is_last)
 
     def _answer_once(self, answers: TextAnswers, made: Iterator[Tensors]) -> None:
         all_of_them = [one for one in map(answers.convert, made) if one is not None]

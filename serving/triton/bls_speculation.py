@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.errors import Error, InvalidArgumentError
+from .bls_rounds import Rounds
 
 Tensors = dict[str, NDArray[Any]]
-
-_LENGTH = 3  # of finish_reasons: the round had its tokens
-_UNFINISHED = 0
-_FIRST_TIMES = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns")
-_SUMMED = ("total_accepted_draft_tokens", "total_draft_tokens", "kv_cache_alloc_new_blocks")
 
 
 class Caller(Protocol):
     """A model that can be called; ModelCaller is one."""
 
     def call(
-        self, tensors: Mapping[str, NDArray[Any]], names: Any, request_id: str, parameters: Any
+        self, tensors: Mapping[str, NDArray[Any]], names: Collection[str], request_id: str, parameters: Any
     ) -> Iterator[Tensors]:
         """Start a request and return its answers; raises the error it ends with, here or there."""
 
@@ -95,25 +91,36 @@ def speculate(
     ]
     if len(rows) == 1:
         yield from rows[0].run(request_id)
-        return
+    else:
+        yield from _together(rows, request_id)
+
+
+def _together(rows: Sequence[_Row], request_id: str) -> Iterator[Tensors]:
+    """Yield the answers of rows that run beside each other, as they come; the first error ends all of them."""
     answers: queue.SimpleQueue[Tensors | BaseException | None] = queue.SimpleQueue()
     for i, row in enumerate(rows):
-        threading.Thread(
-            target=_run_row, args=(row, i, f"{request_id}/{i}", answers), name=f"plansmith-draft-{i}"
-        ).start()
+        arguments = (row, i, f"{request_id}/{i}", answers)
+        threading.Thread(target=_run_row, args=arguments, name=f"plansmith-draft-{i}", daemon=True).start()
     num_open, failure = len(rows), None
-    while num_open:
-        item = answers.get()
-        if isinstance(item, BaseException):
-            failure = failure or item
-            for row in rows:
-                row.is_stopped = True
-        if item is None or isinstance(item, BaseException):
-            num_open -= 1
-        elif failure is None:
-            yield item
+    try:
+        while num_open:
+            item = answers.get()
+            if isinstance(item, BaseException):
+                failure = failure or item
+                _stop(rows)
+            if item is None or isinstance(item, BaseException):
+                num_open -= 1
+            elif failure is None:
+                yield item
+    finally:  # nobody may want more
+        _stop(rows)
     if failure is not None:
         raise failure
+
+
+def _stop(rows: Sequence[_Row]) -> None:
+    for row in rows:
+        row.is_stopped = True
 
 
 def _run_row(
@@ -159,7 +166,7 @@ class _Row:
 
     def run(self, request_id: str) -> Iterator[Tensors]:
         """Yield an answer a round of a stream, else one in all."""
-        made = _Sum(self._prompt_ids if self._has_prompt else self._prompt_ids[:0])
+        made = Rounds(self._prompt_ids if self._has_prompt else self._prompt_ids[:0])
         while True:
             ids = np.concatenate([self._prompt_ids, made.token_ids])
             answer = self._round(ids, made.num_tokens, request_id)
@@ -227,69 +234,6 @@ class _Row:
             "request_output_len": _one(output_len, np.int32),
             "min_tokens": _one(min(min_tokens, output_len), np.int32),
         }
-
-
-class _Sum:
-    """The answers of the rounds so far as one."""
-
-    def __init__(self, prompt_ids: NDArray[np.int32]) -> None:
-        self._prompt_ids = prompt_ids
-        self._rounds: list[Tensors] = []
-        self._cum_log_prob = 0.0
-        self.token_ids = np.empty(0, np.int32)
-        self.is_final = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    def add(self, answer: Tensors, max_tokens: int, *, is_stopped: bool) -> None:
-        """Take the answer of a round, and see whether it is the last."""
-        length = int(answer["sequence_length"].reshape(-1)[0])
-        self.token_ids = np.concatenate([self.token_ids, answer["output_ids"].reshape(-1)[:length]])
-        reason = int(answer["finish_reasons"].reshape(-1)[0])
-        is_full = self.num_tokens >= max_tokens
-        self.is_final = is_full or is_stopped or not length or reason not in (_UNFINISHED, _LENGTH)
-        if not self.is_final:
-            answer["finish_reasons"] = np.zeros_like(answer["finish_reasons"])
-        answer["is_final"] = np.array([[self.is_final]])
-        if "cum_log_probs" in answer:
-            self._cum_log_prob += float(answer["cum_log_probs"].reshape(-1)[0])
-            answer["cum_log_probs"] = np.array([[self._cum_log_prob]], np.float32)
-        self._rounds.append(answer)
-
-    def partial(self, answer: Tensors) -> Tensors:
-        """Return the answer of the last round as one of a stream: metrics come with the last."""
-        if self.is_final:
-            return {**answer, **self._metrics()}
-        names = (*_FIRST_TIMES, *_SUMMED, "last_token_time_ns", "acceptance_rate", "kv_cache_reused_blocks")
-        return {name: array for name, array in answer.items() if name not in names}
-
-    def whole(self) -> Tensors:
-        """Return all rounds as one answer."""
-        made = {**self._rounds[-1], **self._metrics()}
-        ids = np.concatenate([self._prompt_ids, self.token_ids])
-        made["output_ids"] = ids.reshape(1, 1, -1)
-        made["sequence_length"] = _one(len(ids), np.int32)
-        made["num_output_tokens"] = _one(self.num_tokens, np.int32)
-        for name in ("output_log_probs", "generation_logits"):
-            if name in made:
-                made[name] = np.concatenate([one[name] for one in self._rounds], axis=2)
-        return made
-
-    def _metrics(self) -> Tensors:
-        first, last = self._rounds[0], self._rounds[-1]
-        made = {name: first[name] for name in _FIRST_TIMES if name in last}
-        for name in _SUMMED:
-            if name in last:
-                made[name] = np.sum([one[name] for one in self._rounds], axis=0, dtype=last[name].dtype)
-        if "num_input_tokens" in last:
-            made["num_input_tokens"] = first["num_input_tokens"]
-        if "acceptance_rate" in last and "total_draft_tokens" in made:
-            drafted = made["total_draft_tokens"].astype(np.float32)
-            rate = made["total_accepted_draft_tokens"] / np.maximum(drafted, 1)
-            made["acceptance_rate"] = rate.astype(np.float32)
-        return made
 
 
 def _one(value: int | bool, dtype: Any) -> NDArray[Any]:
