@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -28,7 +29,7 @@ from legacy_clients import (
 from triton_servers import RunningTriton
 from tritonclient.utils import InferenceServerException
 
-LONG = 7000
+LONG = 4000
 TEXT = "the quick brown fox"
 Tokens = Callable[..., list[list[int]]]
 
@@ -82,7 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop_words_list": np.zeros((1, 3, 4), np.int32)}, "stop_words_list"),
     ({"stop_words_list": np.array([[[4, 5], [2, 1]]], np.int32)}, "stop_words_list"),
     ({"bad_words_list": np.array([[[4, 999999], [1, 2]]], np.int32)}, "bad_words_list"),
-    ({"embedding_bias": np.zeros((1, 7), np.float32)}, "embedding_bias"),
+    ({"embedding_bias": np.ones((1, 321), np.float32)}, "embedding_bias"),
     ({"draft_logits": np.zeros((1, 2, 5), np.float32), "draft_input_ids": [3, 4]}, "draft_logits"),
     ({"lora_weights": np.ones((1, 2, 3), np.float16)}, "lora"),
     ({"lora_config": np.ones((1, 2, 4), np.int32)}, "lora_config"),
@@ -93,8 +94,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def test_wrong_tensors_are_errors_that_name_them(server: RunningTriton) -> None:
-    import re
-
     missed = []
     for more, word in WRONG:
         error = refused(server, inflight([17, 42], 4, **more))
@@ -125,10 +124,11 @@ def test_wrong_texts_are_errors_that_name_them(server: RunningTriton, model: str
     ]
     for more in wrong:
         assert refused(server, end_to_end(TEXT, 8, **more), model)
-    for name in ("text_input", "max_tokens"):
-        tensors = end_to_end(TEXT, 8)
-        del tensors[name]
-        assert name in refused(server, tensors, model)
+    if model == "tensorrt_llm_bls":  # of an ensemble the server sees it where there are few inputs, see test_generate
+        for name in ("text_input", "max_tokens"):
+            tensors = end_to_end(TEXT, 8)
+            del tensors[name]
+            assert f"{name} is missing" in refused(server, tensors, model)
     with StreamClient(server.grpc, model) as client:
         assert client.ask(end_to_end(TEXT, 8))
 
@@ -158,11 +158,11 @@ def test_an_error_on_a_stream_leaves_its_other_requests_alone(server: RunningTri
 def test_a_prompt_of_100_megabytes_is_refused(server: RunningTriton, model: str) -> None:
     """Over HTTP in binary, to the models that take one answer a request: the error says how long it may be."""
     once = f"{model}_once"
-    size = 25_000_000
+    size = 25_000_000 if model == "tensorrt_llm" else 4_000_000
     if model == "tensorrt_llm":
         tensors = inflight([5], 4, input_ids=np.full((1, size), 7, np.int32), input_lengths=one(size))
     else:
-        tensors = end_to_end(TEXT, 4, text_input=np.array([[b"fox " * (size // 40)]], object))
+        tensors = end_to_end(TEXT, 4, text_input=np.array([[b"fox " * (size // 4)]], object))
     with httpclient.InferenceServerClient(server.http, network_timeout=120, connection_timeout=120) as client:
         with pytest.raises(InferenceServerException, match="max_input_len|1024"):
             client.infer(once, infer_inputs(tensors, httpclient))
@@ -176,7 +176,7 @@ def test_readers_that_do_not_read(server: RunningTriton) -> None:
     head = f"POST /v2/models/tensorrt_llm_bls/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     host, port = server.http.split(":")
     slow = []
-    for _ in range(6):
+    for _ in range(4):
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
@@ -186,14 +186,14 @@ def test_readers_that_do_not_read(server: RunningTriton) -> None:
     with StreamClient(server.grpc) as client:
         assert len(ids_of(client.ask(inflight([9, 9], 300, streaming=True)))) == 300
     assert time.monotonic() - start < 30
-    for connection in slow[:3]:
+    for connection in slow[:2]:
         connection.close()
-    slow[3].settimeout(60)
+    slow[2].settimeout(60)
     text = b""
-    while b"\r\n0\r\n\r\n" not in text[-64:] and (data := slow[3].recv(1 << 16)):
+    while b"\r\n0\r\n\r\n" not in text[-64:] and (data := slow[2].recv(1 << 16)):
         text += data
     assert b"200 OK" in text and text.count(b"data:") > 1
-    for connection in slow[4:]:
+    for connection in slow[3:]:
         connection.close()
 
 
