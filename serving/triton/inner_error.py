@@ -24,10 +24,15 @@ ERROR_NAMES = ("finish_reasons", "output_ids")
 ID_IS_TAKEN = "give each request in flight an id of its own"
 
 
+def error_text(error: BaseException) -> str:
+    """Return what a client is told of an error; of one that is none of ours, also what it is."""
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}; this is a bug"
+
+
 def error_outputs(error: BaseException) -> dict[str, NDArray[Any]]:
     """Return an error as outputs, its kind and text."""
     status = next((code for code, kind in STATUS_CLASSES.items() if isinstance(error, kind)), _INTERNAL)
-    data = np.frombuffer(str(error).encode("utf-8", "replace"), np.uint8)
+    data = np.frombuffer(error_text(error).encode("utf-8", "replace"), np.uint8)
     return {
         "finish_reasons": np.array([[-status]], np.int32),
         "output_ids": data.astype(np.int32).reshape(1, 1, -1),

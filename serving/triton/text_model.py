@@ -10,8 +10,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from ...runtime.errors import Error, InvalidArgumentError, ShapeError, UnsupportedError
 from .text_settings import TextSettings
+from .triton_reply import error_response, request_tensors
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -37,7 +37,7 @@ class TextModel:
 
     def _answer(self, request: Any) -> Any:
         try:
-            outputs = self.convert(read_tensors(request))
+            outputs = self.convert(request_tensors(request))
         except Exception as error:
             return error_response(error)
         wanted = request.requested_output_names()
@@ -50,22 +50,6 @@ def read_settings(args: Mapping[str, str]) -> TextSettings:
     return TextSettings.read(json.loads(args["model_config"]), Path(args["model_repository"]).parent)
 
 
-def read_tensors(request: Any) -> Tensors:
-    """Return a request's inputs by name; BYTES are arrays of objects. Valid while the request is."""
-    return {one.name(): one.as_numpy() for one in request.inputs()}
-
-
 def response(outputs: Mapping[str, NDArray[Any]]) -> Any:
     """Return a response of these outputs."""
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
-
-
-def error_response(error: Exception) -> Any:
-    """Return a response that is an error; the client's mistakes are told from ours by their code."""
-    code = pb_utils.TritonError.INTERNAL
-    if isinstance(error, (InvalidArgumentError, ShapeError)):
-        code = pb_utils.TritonError.INVALID_ARG
-    elif isinstance(error, UnsupportedError):
-        code = pb_utils.TritonError.UNSUPPORTED
-    text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}; this is a bug"
-    return pb_utils.InferenceResponse([], pb_utils.TritonError(text, code))

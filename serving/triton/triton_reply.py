@@ -1,4 +1,4 @@
-"""Tensors of Triton's Python backend in and out; beside engine_model the one user of its module."""
+"""Tensors and errors of Triton's Python backend, in and out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ...runtime.errors import (
     ShutdownError,
     UnsupportedError,
 )
-from .inner_error import error_outputs
+from .inner_error import error_outputs, error_text
 from .input_specs import OLDER_NAMES
 
-__all__ = ["TritonReply", "request_parameters", "request_tensors"]
+__all__ = ["TritonReply", "error_response", "request_parameters", "request_tensors"]
 
 _CODES: tuple[tuple[tuple[type[Error], ...], str], ...] = (
     ((InvalidArgumentError, ShapeError), "INVALID_ARG"),
@@ -33,7 +33,10 @@ _CODES: tuple[tuple[tuple[type[Error], ...], str], ...] = (
 
 
 def request_tensors(request: Any) -> dict[str, NDArray[Any]]:
-    """Return a request's inputs by the names they have now; the newer counts where a request has both."""
+    """Return a request's inputs by the names they have now; the newer counts where a request has both.
+
+    BYTES are arrays of objects. Valid while the request is.
+    """
     tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     for older, name in OLDER_NAMES.items():
         if older in tensors:
@@ -51,6 +54,14 @@ def request_parameters(request: Any) -> dict[str, Any]:
             f"the request's parameters are not UTF-8 ({error.reason}); send text, other bytes are for tensors"
         ) from error
     return dict(json.loads(text)) if text else {}
+
+
+def error_response(error: BaseException) -> Any:
+    """Return a response that is an error; clients' mistakes are told from ours by its code."""
+    text = (
+        error_text(error).encode("utf-8", "replace").decode()
+    )  # of a surrogate Triton makes an error of its own
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(text, _code(error)))
 
 
 class TritonReply:
@@ -99,11 +110,7 @@ class TritonReply:
         if self.is_inner:
             self.send(error_outputs(error), final=True)
             return
-        text = (
-            str(error).encode("utf-8", "replace").decode()
-        )  # of a surrogate Triton makes an error of its own
-        failure = pb_utils.TritonError(text, _code(error))
-        self._send(pb_utils.InferenceResponse(output_tensors=[], error=failure), final=True)
+        self._send(error_response(error), final=True)
 
     def is_cancelled(self) -> bool:
         """Return whether the client has gone or cancelled; False once the last answer is out."""

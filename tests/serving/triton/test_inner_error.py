@@ -18,7 +18,7 @@ def test_an_error_comes_out_as_it_went_in(kind: type[Exception]) -> None:
 
 
 def test_what_is_no_error_of_ours_is_internal() -> None:
-    with pytest.raises(InternalError, match="no such key"):
+    with pytest.raises(InternalError, match="KeyError: 'no such key'; this is a bug"):
         raise_error(error_outputs(KeyError("no such key")))
 
 
