@@ -85,6 +85,20 @@ def last(name: str, word: str) -> str:
     return [rest for found, rest in dockerfile(name) if found == word][-1]
 
 
+_KNOWN: dict[str, frozenset[str]] = {}
+
+
+def known_options(command: str, environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the options that the help of a command names; it is asked once."""
+    if command not in _KNOWN:
+        words = ["plansmith", *command.split(), "--help"]
+        shown = subprocess.run(
+            words, env=environ, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        _KNOWN[command] = frozenset(re.findall(r"(--[a-z][a-z-]*)", shown))
+    return _KNOWN[command]
+
+
 def options_of(args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the options of `plansmith ARGS` and their values, after asking `--help` that each of them exists."""
     words = (
@@ -92,20 +106,12 @@ def options_of(args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str
         if any("=" in one for one in args)
         else list(args)
     )
-    commands = words[: 2 if words[0] == "triton" else 1]
-    shown = subprocess.run(
-        ["plansmith", *commands, "--help"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    known = set(re.findall(r"(--[a-z][a-z-]*)", shown))
+    command = " ".join(words[: 2 if words[0] == "triton" else 1])
+    known = known_options(command, environ)
     found: dict[str, str] = {}
     for at, word in enumerate(words):
         if word.startswith("--"):
-            assert word in known, f"plansmith {' '.join(commands)} has no {word}"
+            assert word in known, f"plansmith {command} has no {word}"
             follows = words[at + 1 : at + 2]
             found[word] = follows[0] if follows and not follows[0].startswith("--") else ""
     return found

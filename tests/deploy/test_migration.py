@@ -13,6 +13,7 @@ from pathlib import Path
 
 import migration_tables
 import pytest
+from manifests import known_options
 from old_repos import FILLED, write_old
 from triton_servers import find_install
 
@@ -109,19 +110,9 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors, f"{page}: {target}#{anchor}"
 
 
-def _options(command: str, environ: dict[str, str]) -> set[str]:
-    done = subprocess.run(
-        ["plansmith", *command.split(), "--help"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return set(re.findall(r"--[a-z][a-z-]*", done.stdout))
-
-
-@pytest.mark.parametrize("page", ["docs/migration.md", "docs/scaling.md", "docs/triton.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/migration.md", "docs/scaling.md", "docs/triton.md", "docs/openai.md", "deploy/README.md"]
+)
 def test_options_of_commands_on_the_page_exist(page: str, environ: dict[str, str]) -> None:
     text = (ROOT / page).read_text().replace("\\\n", " ")
     found = re.findall(
@@ -129,8 +120,7 @@ def test_options_of_commands_on_the_page_exist(page: str, environ: dict[str, str
         text,
     )
     assert found
-    known: dict[str, set[str]] = {}
     for command, rest in found:
-        options = known.setdefault(command, _options(command, environ))
+        options = known_options(command, environ)
         for option in re.findall(r"(?<![\w=-])--[a-z][a-z_-]*", rest):
             assert option.replace("_", "-") in options, f"{page}: plansmith {command} has no {option}"
