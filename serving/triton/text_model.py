@@ -10,6 +10,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
+from ...runtime.errors import Error
 from .text_settings import TextSettings
 from .triton_reply import error_response, request_tensors
 
@@ -20,8 +21,14 @@ class TextModel:
     """A model of tensors in, tensors out."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read the parameters and open what they name."""
-        self.open(read_settings(args))
+        """Read the parameters and open what they name.
+
+        raises TritonModelException with one sentence that names the parameter or the file
+        """
+        try:
+            self.open(read_settings(args))
+        except Error as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
 
     def open(self, settings: TextSettings) -> None:
         """Make ready what `convert` needs."""

@@ -456,3 +456,16 @@ def test_models_of_one_answer_a_request(
             "streaming" in str(answer) or "decoder" in str(answer) or "num_draft" in str(answer)
         )
     assert triton_server.stop(server) == 0
+
+
+def test_a_model_of_text_that_cannot_be_opened_says_why(
+    triton_server: TritonServers, engine_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    write_repository(make_plan(engine_dir, folder, Overrides()), folder)
+    config = folder / "preprocessing" / "config.pbtxt"
+    tokenizer_dir = str(engine_dir / "tokenizer")
+    assert tokenizer_dir in config.read_text()
+    config.write_text(config.read_text().replace(tokenizer_dir, str(tmp_path)))
+    with pytest.raises(Exception, match="preprocessing: tokenizer_dir is "):
+        triton_server(folder, ["preprocessing"], fresh=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from plansmith.runtime.errors import InvalidArgumentError, QueueFullError
 
 _NAME = "plansmith.serving.triton.triton_reply"
 
@@ -33,7 +34,12 @@ class Sender:
 @pytest.fixture
 def reply(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Sender]]:
     """Return a reply and its sender."""
-    backend = types.SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
+    codes = {name: name for name in ("INVALID_ARG", "UNAVAILABLE", "NOT_FOUND", "UNSUPPORTED", "INTERNAL")}
+    backend = types.SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+        TritonError=type("TritonError", (), {**codes, "__new__": lambda _cls, text, code: (text, code)}),
+        InferenceResponse=lambda output_tensors, error: error,
+    )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)  # type: ignore[arg-type]
     monkeypatch.delitem(sys.modules, _NAME, raising=False)
     sender = Sender()
@@ -61,3 +67,10 @@ def test_a_last_answer_that_hangs_holds_up_nobody_who_asks_for_the_client(reply:
     assert (
         sender.num_sent == 1 and not one.is_cancelled()
     )  # one end, and nothing is asked of the server behind it
+
+
+def test_an_error_has_a_code_of_its_kind_and_a_text_that_can_be_sent(reply: tuple[Any, Sender]) -> None:
+    make = importlib.import_module(_NAME).error_response
+    assert make(InvalidArgumentError("no \ud800")) == ("no ?", "INVALID_ARG")
+    assert make(QueueFullError("later")) == ("later", "UNAVAILABLE")
+    assert make(KeyError("x")) == ("KeyError: 'x'; this is a bug", "INTERNAL")
