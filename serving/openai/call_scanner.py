@@ -132,7 +132,8 @@ class CallScanner:
         if self._key == "name":
             self.name = value if isinstance(value, str) else None
         elif self._key in _ARGUMENT_KEYS and self._text[0] == '"' and isinstance(value, str):
-            self._waiting, self._has_arguments = value or "{}", True  # JSON inside a text
+            whole = value.encode("utf-8", "replace").decode()  # an escape may be half a character
+            self._waiting, self._has_arguments = whole or "{}", True  # JSON inside a text
         if self._bare:
             self._end()
 

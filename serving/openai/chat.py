@@ -47,7 +47,7 @@ async def chat(ctx: Context, body: ChatBody, identity: Identity, receive: Receiv
     headers = headers_of(ctx, body, prompt, adapter, more["cache_salt"])
     run = await Run.start(ctx, [prompt], params, new_text=True)
     if streaming:
-        return EventStream(ctx, _chunks(run, head, choices, body, identity), headers)
+        return EventStream(ctx, run, _chunks(run, head, choices, body, identity), headers)
     with run:
         completion = (await unless_gone(receive, run.results()))[0]
     identity.num_output_tokens = completion.usage["completion_tokens"]

@@ -39,7 +39,7 @@ async def complete(ctx: Context, body: CompletionBody, identity: Identity, recei
     writer = _Choices(ctx, body, prompts)
     run = await Run.start(ctx, prompts, params, new_text=False)
     if streaming:
-        return EventStream(ctx, _chunks(run, head, writer, body, identity), headers)
+        return EventStream(ctx, run, _chunks(run, head, writer, body, identity), headers)
     with run:
         completions = await unless_gone(receive, run.results())
     answer = writer.whole(head, completions)

@@ -6,7 +6,7 @@ that would change the answer and cannot be honoured are refused instead, see REF
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 
@@ -23,6 +23,17 @@ REFUSED = {
     "continue_final_message": "send the rendered prompt to /v1/completions, which continues it",
     "logits_processors": "use logit_bias or the guided fields",
 }
+
+T = TypeVar("T")
+# A list that ends at its first wrong entry: an error for each of a million would stop the event loop for seconds.
+List = Annotated[list[T], pydantic.Field(fail_fast=True)]
+
+
+def _check_numbers(value: Any) -> Any:
+    """Return a logit_bias as it is; ValueError at its first wrong entry."""
+    if isinstance(value, dict) and not all(type(bias) in (int, float) for bias in value.values()):
+        raise ValueError("an object of numbers")
+    return value
 
 
 class _Body(pydantic.BaseModel):  # type: ignore[misc]
@@ -56,7 +67,7 @@ class StructuredOutputs(_Body):
 
     json_: Any = pydantic.Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: List[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     whitespace_pattern: str | None = None
@@ -74,9 +85,9 @@ class SamplingFields(_Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, pydantic.BeforeValidator(_check_numbers)] = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | List[str] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
@@ -89,9 +100,9 @@ class SamplingFields(_Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: List[str] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
@@ -104,7 +115,7 @@ class SamplingFields(_Body):
     max_draft_len: int | None = None
     guided_json: Any = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: List[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -113,7 +124,7 @@ class SamplingFields(_Body):
 class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | List[int] | List[str] | List[List[int]]
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -150,17 +161,17 @@ class NamedToolChoice(_Body):
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: List[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[str] | None = None
+    modalities: List[str] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: List[dict[str, Any]] | None = None
 
 
 class TokenizeBody(_Body):
@@ -168,13 +179,13 @@ class TokenizeBody(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: List[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: List[dict[str, Any]] | None = None
     cache_salt: str | None = None
 
 
@@ -182,7 +193,7 @@ class DetokenizeBody(_Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: List[int]
     skip_special_tokens: bool | None = None
 
 
@@ -241,4 +252,6 @@ def _path(location: tuple[Any, ...]) -> str:
 
 
 def _wanted(message: str) -> str:
-    return message.removeprefix("Input should be ").removeprefix("a valid ").rstrip(".")
+    for prefix in ("Value error, ", "Input should be ", "a valid "):
+        message = message.removeprefix(prefix)
+    return message.rstrip(".")

@@ -23,7 +23,7 @@ PING_S = 15.0  # proxies close connections that are silent for a minute
 
 
 class Run:
-    """The prompts of one request, submitted together: all of them or none. Leaving the block cancels what runs."""
+    """The prompts of one request, submitted together: all of them or none. Leaving a block of it cancels what runs."""
 
     def __init__(self, ctx: Context, handles: Sequence[AsyncRequestHandle]) -> None:
         self._ctx = ctx
@@ -80,7 +80,8 @@ class Run:
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         """Cancel what has not ended."""
-        for handle in self._handles:
+        handles, self._handles = self._handles, ()
+        for handle in handles:
             if not handle.done:
                 self._ctx.metrics.observe_cancelled()
                 handle.cancel()
@@ -174,8 +175,10 @@ class _Waiting:
 
     async def until_some(self, most_s: float) -> None:
         timer = asyncio.get_running_loop().call_later(most_s, self._some.set)
-        await self._some.wait()
-        timer.cancel()
+        try:
+            await self._some.wait()
+        finally:
+            timer.cancel()
 
     async def until_over(self, seconds: float) -> None:
         """Wait for more, but not for what will not come."""

@@ -118,6 +118,12 @@ def _when_started(server: _Server, ready: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(0.01, _when_started, server, ready)
 
 
+def _tell(text: str) -> None:
+    """Say something on standard error, where somebody still reads it; the end goes on without."""
+    with contextlib.suppress(OSError):
+        print(f"plansmith: {text}", file=sys.stderr, flush=True)
+
+
 class _Ender:
     """Ends the server once its requests are answered."""
 
@@ -145,27 +151,19 @@ class _Ender:
         if self._task is None:
             self.end()
             return
-        print("plansmith: ended at once", file=sys.stderr, flush=True)
+        _tell("ended at once")
         os._exit(128 + number)  # threads of the engine may be inside a long step
 
     def end(self) -> None:
         """Drain, then stop serving."""
         if self._task is None:
-            print(
-                f"plansmith: draining, {self._ctx.lifecycle.num_open} requests run; a second signal ends at once",
-                file=sys.stderr,
-                flush=True,
-            )
+            _tell(f"draining, {self._ctx.lifecycle.num_open} requests run; a second signal ends at once")
             self._task = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
         if not await self._ctx.lifecycle.drain():
             left = self._ctx.lifecycle.num_open
-            print(
-                f"plansmith: {left} requests did not end in time and are cancelled",
-                file=sys.stderr,
-                flush=True,
-            )
+            _tell(f"{left} requests did not end in time and are cancelled")
             self._ctx.engine.cancel_all()
             await self._ctx.lifecycle.wait_idle(1.0)
         self._server.should_exit = True

@@ -68,21 +68,29 @@ async def _until_gone(receive: Receive) -> None:
 class EventStream(Response):  # type: ignore[misc]
     """An answer of events, each sent when `chunks` yields it.
 
+    run : ended with the answer, also where the client leaves before the first of `chunks` was asked for
     chunks : bytes of whole events; an ApiError it raises becomes the last event, since the status is out already
     """
 
-    def __init__(self, ctx: Context, chunks: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        run: contextlib.AbstractContextManager[Any],
+        chunks: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+    ) -> None:
         super().__init__(
             media_type="text/event-stream",
             headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
         )
         del self.headers["content-length"]
         self._ctx = ctx
+        self._run = run
         self._chunks = chunks
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Send everything, or stop when the client goes away."""
-        with contextlib.suppress(ClientGone):
+        with self._run, contextlib.suppress(ClientGone):
             await unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:

@@ -70,7 +70,8 @@ class ToolParser:
         """Return the rest: the text has ended."""
         events: list[Event] = []
         rest, self._buffer = self._raw + self._buffer, ""
-        if not self._told and (self._step != self._between or rest.strip()):
+        is_dropped = self._step == self._call and self._is_beyond
+        if not self._told and not is_dropped and (self._step != self._between or rest.strip()):
             self._say(events, rest)
         self._raw = ""
         return events
@@ -142,14 +143,18 @@ class ToolParser:
         wrong = scanner.name is not None and scanner.name not in self._names
         if not self._told and (scanner.failed or wrong):
             return self._give_up(events)
-        dropped = self._most is not None and self.num_calls >= self._most and not self._told
-        if scanner.name is not None and not dropped:
+        if scanner.name is not None and (self._told or not self._is_beyond):
             self._tell(events)
         if not (scanner.done or scanner.failed):
             return False
         self._told, self._raw = False, ""
         self._step = self._between
         return True
+
+    @property
+    def _is_beyond(self) -> bool:
+        """Whether there were as many calls as may be."""
+        return self._most is not None and self.num_calls >= self._most
 
     def _tell(self, events: list[Event]) -> None:
         pieces = self._scanner.take_pieces()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import secrets
@@ -18,6 +19,7 @@ from .errors import ApiError, bad_request
 from .protocol import ChatBody, FunctionDefinition, NamedToolChoice
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_MAX_TOOLS = 1024
 _MAX_CALLS = 16  # of one answer that must be calls, so that a small model comes to an end
 
 
@@ -85,7 +87,9 @@ def active_tools(body: ChatBody) -> list[FunctionDefinition]:
         return []
     functions = [tool.function for tool in body.tools]
     names = [function.name for function in functions]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(names) > _MAX_TOOLS:
+        raise bad_request(f"tools has {len(names)} functions, the most is {_MAX_TOOLS}", "tools")
+    twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
     if twice is not None:
         raise bad_request(f"tools has two functions {twice!r}; give each a name of its own", "tools")
     if isinstance(choice, NamedToolChoice) and choice.function.name not in names:

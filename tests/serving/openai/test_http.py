@@ -8,14 +8,19 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
 
 import httpx
+import pydantic
 import pytest
 from openai_servers import ScriptedModel, Served, scripted, start
 from plansmith.runtime.tokenizer import Tokenizer
 from plansmith.serving.openai.context import LONG_TEXT, Context
+from plansmith.serving.openai.errors import ApiError
+from plansmith.serving.openai.protocol import ChatBody, CompletionBody, parse
 from plansmith.serving.openai.settings import Settings
+from plansmith.serving.openai.stream import EventStream
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -213,6 +218,55 @@ def test_bodies_that_are_no_request_are_400(quick: Served, body: bytes) -> None:
     with quick.http() as http:
         got = http.post("/v1/completions", content=body)
     assert got.status_code == 400 and got.json()["error"]["type"] == "invalid_request_error", got.text
+
+
+@pytest.mark.parametrize(
+    ("cls", "body", "where"),
+    [
+        (CompletionBody, {"prompt": [True] * 100_000}, "prompt.0 has"),
+        (CompletionBody, {"prompt": [["a"]] * 100_000}, "prompt.0.0 has"),
+        (CompletionBody, {"prompt": [1] * 100_000 + ["a"]}, "prompt.100000 has"),
+        (CompletionBody, {"prompt": "a", "stop": [1] * 100_000}, "stop.0 has"),
+        (
+            CompletionBody,
+            {"prompt": "a", "logit_bias": {str(i): "x" for i in range(50_000)}},
+            "logit_bias has the wrong type or value, it must be an object of numbers",
+        ),
+        (ChatBody, {"messages": [1] * 100_000}, "messages.0 has"),
+        (ChatBody, {"messages": [], "tools": [1] * 100_000}, "tools.0 has"),
+    ],
+)
+def test_a_long_list_of_what_is_wrong_makes_one_error(cls: Any, body: Any, where: str) -> None:
+    """One for each entry would keep the event loop for seconds."""
+    data = json.dumps(body).encode()
+    with pytest.raises(pydantic.ValidationError) as found:
+        cls.model_validate_json(data)
+    assert found.value.error_count() < 8  # one for each type that it may have
+    with pytest.raises(ApiError, match=where):
+        parse(cls, data)
+
+
+def test_a_client_that_leaves_before_the_first_event_ends_the_run() -> None:
+    """Its headers wait for a reader that is gone, so that nothing ever asks for an event."""
+    ended: list[str] = []
+
+    @contextlib.contextmanager
+    def run() -> Iterator[None]:
+        yield
+        ended.append("run")
+
+    async def never() -> AsyncGenerator[bytes, None]:
+        yield b""
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def blocked(_message: Any) -> None:
+        await asyncio.sleep(60)
+
+    ctx: Any = None
+    asyncio.run(EventStream(ctx, run(), never(), {})({}, gone, blocked))
+    assert ended == ["run"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

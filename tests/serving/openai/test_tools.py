@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_servers import ScriptedModel, Served
+from plansmith.serving.openai.errors import ApiError
+from plansmith.serving.openai.protocol import ChatBody
 from plansmith.serving.openai.tool_parser import Called, Event, Said, ToolParser
-from plansmith.serving.openai.tools import _FORMATS
+from plansmith.serving.openai.tools import _FORMATS, active_tools
 
 USER: Any = [{"role": "user", "content": "the weather"}]
 TOOLS: Any = [
@@ -70,6 +72,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", "<tool_call> no json", None, []),  # type: ignore[list-item]
     ("hermes", '<tool_call>{"name": "f", "argum', "", [("f", "")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', "", [("f", '{"a": 1')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "\\ud800"}</tool_call>', "", [("f", "?")]),
     ("llama3", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
     ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"b": 2}}', "",
      [("f", "{}"), ("g", '{"b": 2}')]),
@@ -114,7 +117,24 @@ def test_any_text_is_read_to_its_end(form: str, output: str) -> None:
 
 def test_only_as_many_calls_as_wanted() -> None:
     one = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert read("hermes", [one + one], most=1) == ("", [("f", "{}")])
+    for pieces in ([one + one], list(one + one)):
+        assert read("hermes", pieces, most=1) == ("", [("f", "{}")])
+    cut = one + one[:30]  # the length was over inside a call that is too many
+    for pieces in ([cut], list(cut)):
+        assert read("hermes", pieces, most=1) == ("", [("f", "{}")])
+
+
+def test_lists_of_tools_are_checked_in_time_that_grows_with_them() -> None:
+    def body(names: list[str]) -> ChatBody:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return ChatBody.model_validate({"messages": [], "tools": tools})
+
+    names = [f"f{i}" for i in range(1024)]
+    assert [one.name for one in active_tools(body(names))] == names
+    with pytest.raises(ApiError, match="two functions 'f7'"):
+        active_tools(body([*names[:-1], "f7"]))
+    with pytest.raises(ApiError, match="1025 functions, the most is 1024"):
+        active_tools(body([*names, "g"]))
 
 
 def test_a_models_call_comes_as_tool_calls(script: tuple[ScriptedModel, Served]) -> None:
