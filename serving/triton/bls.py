@@ -20,6 +20,7 @@ from .text_model import read_settings
 from .triton_reply import TritonReply, request_parameters, request_tensors
 
 _CANCELLATION_CHECK_S = 0.1
+_LET_GO_S = 5.0  # also while nothing runs: what has ended may hold logits
 # Triton waits for open requests before it finalizes; what is open even so waits for a model whose process has died.
 _DRAIN_S = 2.0
 
@@ -40,7 +41,7 @@ class TritonPythonModel:
             self._parts = _parts(args)
         except Error as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self._watch = CancelWatch(_CANCELLATION_CHECK_S, on_round=let_go)
+        self._watch = CancelWatch(_CANCELLATION_CHECK_S, on_round=let_go, idle_s=_LET_GO_S)
         self._changed = threading.Condition()
         self._open: dict[BlsRequest, None] = {}
 

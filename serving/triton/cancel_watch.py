@@ -23,14 +23,21 @@ class CancelWatch:
     period_s : least time between two looks at one request
     share : of a core's time that looks may take; with many requests each is looked at less often
     on_round : called every now and then while requests are open, at least every period_s
+    idle_s : between two calls of on_round while none is; None = it is not called then
     """
 
     def __init__(
-        self, period_s: float, *, share: float = 0.02, on_round: Callable[[], None] = lambda: None
+        self,
+        period_s: float,
+        *,
+        share: float = 0.02,
+        on_round: Callable[[], None] = lambda: None,
+        idle_s: float | None = None,
     ) -> None:
         self._period_s = max(period_s, 0.001)
         self._share = share
         self._on_round = on_round
+        self._idle_s = idle_s
         self._cost_s = 0.0
         self._changed = threading.Condition()
         self._open: collections.OrderedDict[Request, float] = collections.OrderedDict()  # when to look next
@@ -62,7 +69,7 @@ class CancelWatch:
         while True:
             with self._changed:
                 if not self._is_closing:
-                    self._changed.wait(pause_s if self._open else None)
+                    self._changed.wait(pause_s if self._open else self._idle_s)
                 if self._is_closing:
                     return
                 request = self._next()
