@@ -20,7 +20,6 @@ from ...runtime.errors import (
 from ...runtime.sampling import SamplingParams
 from .cancel_watch import CancelWatch
 from .delta_text import PrefixRule
-from .inner_error import ID_IS_TAKEN
 from .lora_cache import LoraCache
 from .observer import Nobody, Observer, observe_end
 from .outbox import Outbox
@@ -68,7 +67,7 @@ class EngineHost:
             _NUM_LOADING_THREADS, thread_name_prefix="plansmith-adapter"
         )
         self._changed = threading.Condition()
-        self._by_id: dict[str, Request] = {}  # whose last answer is not yet on its way
+        self._by_id: dict[str, set[Request]] = {}  # whose last answer is not yet on its way
         self._open: set[Request] = set()
         self._num_preparing = 0
         self._is_closing = False
@@ -81,8 +80,7 @@ class EngineHost:
     def submit(self, rows: Sequence[Row], reply: Reply) -> None:
         """Start a request. Does not wait; every error goes to `reply`, also later ones.
 
-        InvalidArgumentError for a request whose id is that of a running one, and for a batch or a stream where a
-        request has one answer only.
+        InvalidArgumentError for a batch or a stream where a request has one answer only. Ids need not differ.
         """
         request = Request(
             rows,
@@ -108,7 +106,7 @@ class EngineHost:
             self._prepare(request)
 
     def stop(self, request_id: str) -> None:
-        """End a running request, which answers with what it has. Nothing for an id that does not run.
+        """End the running requests of an id, which answer with what they have. Nothing for an id that does not run.
 
         raises InvalidArgumentError for the empty id
         """
@@ -117,8 +115,8 @@ class EngineHost:
                 "a stop request has no id; send it with the request id of the one that is to end"
             )
         with self._changed:
-            request = self._by_id.get(request_id)
-        if request is not None:
+            named = list(self._by_id.get(request_id, ()))
+        for request in named:
             request.cancel()
 
     def close(self, drain_s: float = 0.0) -> None:
@@ -163,12 +161,8 @@ class EngineHost:
         with self._changed:
             if self._is_closing:
                 raise _shutting_down()
-            if request.id and request.id in self._by_id:
-                raise InvalidArgumentError(
-                    f"a request with the id {request.id!r} is running; {ID_IS_TAKEN}, or none"
-                )
-            if request.id:
-                self._by_id[request.id] = request
+            if request.id:  # clients that do not know of each other may choose the same
+                self._by_id.setdefault(request.id, set()).add(request)
             self._open.add(request)
         self._outbox.open(request)
 
@@ -252,8 +246,10 @@ class EngineHost:
     def _forget_id(self, request: Request) -> None:
         self._watch.remove(request)
         with self._changed:
-            if self._by_id.get(request.id) is request:
-                del self._by_id[request.id]
+            named = self._by_id.get(request.id, set())
+            named.discard(request)
+            if not named:
+                self._by_id.pop(request.id, None)
 
     def _ended(self, request: Request, completions: list[Completion], error: BaseException | None) -> None:
         self._outbox.close(request)

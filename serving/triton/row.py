@@ -71,7 +71,7 @@ class Row:
     streaming : answers as tokens come
     exclude_input : leave the prompt out of output_ids
     end_id : as it was sent: ends generation besides the words; None = the engine's own end ids, -1 = none at all
-    pad_id : what fills output_ids behind a sequence's end
+    pad_id : as it was sent; -1 fills output_ids behind a sequence's end whatever it is, as it did before
     wants : which of "log_probs", "context_logits", "generation_logits", "perf_metrics", "num_input_tokens",
         "num_output_tokens" the answers have
     lora : None = the model alone

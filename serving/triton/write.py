@@ -95,7 +95,7 @@ class Writer:
         """Return an answer with what is new of one sequence.
 
         sequence_idx : None = the row's only one
-        stats : with the last answer of a sequence
+        stats : with the last answer of a sequence; None = not known yet
         """
         return self._answer([piece], sequence_idx, stats, context_logits)
 
@@ -149,9 +149,9 @@ class Writer:
             made["num_input_tokens"] = _one(len(row.prompt_ids))
         if "num_output_tokens" in wants:
             made["num_output_tokens"] = _one(sum(len(one.token_ids) for one in pieces))
-        if "perf_metrics" in wants and stats is not None:
+        if "perf_metrics" in wants:  # clients read them of every answer of a stream; before the last they are 0
             for name, (field, dtype) in _STATS.items():
-                made[name] = _one(getattr(stats, field), dtype)
+                made[name] = _one(getattr(stats, field, 0), dtype)
         return {name: array for name, array in made.items() if name in self._names}
 
     def _tokens(self, pieces: Sequence[Piece], prompt_ids: NDArray[np.int32] | None) -> Outputs:
@@ -165,7 +165,7 @@ class Writer:
             if one.prefix_ids:
                 prefix_ids[0, i, -len(one.prefix_ids) :] = one.prefix_ids
         return {
-            "output_ids": _padded(ids, np.int32, self._row.pad_id),
+            "output_ids": _padded(ids, np.int32, _NO_TOKEN),
             "sequence_length": np.array([[len(one) for one in ids]], np.int32),
             "prefix_ids": prefix_ids,
             "is_final": np.array([[is_final]]),

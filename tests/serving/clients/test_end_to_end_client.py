@@ -113,6 +113,15 @@ def test_everything_it_can_return(ask: Ask) -> None:
     assert {answer[name].shape for name in PERF_METRICS} == {(1, 1)}
 
 
+def test_metrics_are_in_every_answer_of_a_stream(ask: Ask) -> None:
+    """The client takes [0][0] of them all, whichever answer it is; the last has the values."""
+    answers = ask(PROMPT, 1000, ["text_output", *PERF_METRICS], stream=True, end_id=-1, return_perf_metrics=True)
+    assert len(answers) > 1
+    for answer in answers:
+        assert {name: answer[name].shape for name in PERF_METRICS} == dict.fromkeys(PERF_METRICS, (1, 1))
+    assert answers[-1]["last_token_time_ns"].item() > answers[-1]["arrival_time_ns"].item() > 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_sequences(ask: Ask, expected: Tokens, text_of_ids: Text, stream: bool) -> None:
     drawn = {"num_return_sequences": 3, "top_k": 40, "temperature": 1.0, "exclude_input_in_output": True}

@@ -16,13 +16,15 @@ from legacy_clients import (
     events,
     ids_of,
     inflight,
+    one,
     post,
+    stop_tensors,
     text_of,
     wait_until,
 )
 from triton_servers import RunningTriton
 
-LONG = 1500
+LONG = 3000
 WORDS = ["fox 🦊", "今日は", "Zwölf", "👩‍👩‍👧", "lazy dog", "\tand\n", "ñandú", "🏳️‍🌈 b"]
 Tokens = Callable[..., list[list[int]]]
 Text = Callable[[Sequence[int]], str]
@@ -85,10 +87,37 @@ def test_64_requests_of_all_kinds_have_their_own_answers(
         answers = list(threads.map(mixed.ask, range(64)))
     wrong = [i for i in range(64) if answers[i] != wanted[i]]
     assert not wrong, [(answers[i], wanted[i]) for i in wrong[:2]]
-    lines = server.api.metrics(5).splitlines()
-    used = [one for one in lines if "nv_trt_llm_request_metrics" in one and 'request_type="active"' in one]
     wait_until(lambda: active(server) == 0)
-    assert used
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
+def test_clients_that_all_call_their_request_1(
+    server: RunningTriton, expected: Tokens, text_of_ids: Text, model: str
+) -> None:
+    """They do not know of each other; a stop ends all requests of its id."""
+    prompts = [[9 + i, 3, 7] for i in range(8)]
+    wanted: list[Any] = [expected(prompt, 200, ignore_eos=True)[0] for prompt in prompts]
+    asked = [inflight(prompt, 200, streaming=True) for prompt in prompts]
+    read: Callable[..., Any] = ids_of
+    if model != "tensorrt_llm":
+        wanted = [text_of_ids(expected(f"say {i}", 200, ignore_eos=True)[0]) for i in range(8)]
+        asked = [end_to_end(f"say {i}", 200, stream=True, end_id=-1) for i in range(8)]
+        read = text_of
+    clients = [StreamClient(server.grpc, model) for _ in asked]
+    for client, tensors in zip(clients, asked, strict=True):
+        client.send(tensors, "1")
+    assert [read(client.rest()) for client in clients] == wanted
+    longer = "request_output_len" if model == "tensorrt_llm" else "max_tokens"
+    for client, tensors in zip(clients, asked, strict=True):
+        client.send(tensors | {longer: one(LONG)}, "1")
+    for client in clients:
+        client.next()
+    stop = {"stop": one(True), **({} if model == "tensorrt_llm" else end_to_end("", 0))}
+    with StreamClient(server.grpc, model) as other:
+        other.ask(stop_tensors() if model == "tensorrt_llm" else stop, "1")
+    for client in clients:
+        assert client.rest()[-1]["finish_reasons"].tolist() == [[5]]
+        client.close()
 
 
 def active(server: RunningTriton) -> float:

@@ -86,7 +86,7 @@ def test_answers_put_together_are_the_tokens(
             assert [row[0] for row in one["generation_logits"][0, 0]] == one["output_ids"][0, 0].tolist()
         assert ids == wanted
         assert [bool(one["is_final"].all()) for one in own] == [False] * (len(own) - 1) + [True]
-        assert ["acceptance_rate" in one for one in own] == [False] * (len(own) - 1) + [True]
+        assert [bool(one["arrival_time_ns"].item()) for one in own] == [False] * (len(own) - 1) + [True]
         assert all("sequence_index" in one for one in own) == (num_sequences > 1)
 
 

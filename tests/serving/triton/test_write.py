@@ -93,7 +93,7 @@ def test_beams_are_padded_below_each_other() -> None:
     )
     row = make_row(wants=ALL_WANTS, exclude_input=True, pad_id=99, num_beams=2)
     answer = Writer(row, ALL_NAMES).whole(completion)
-    assert answer["output_ids"].tolist() == [[[1, 2, 3], [4, 99, 99]]]
+    assert answer["output_ids"].tolist() == [[[1, 2, 3], [4, -1, -1]]]
     assert answer["sequence_length"].tolist() == [[3, 1]]
     assert answer["finish_reasons"].tolist() == [[3, 2]]
     assert answer["cum_log_probs"].shape == (1, 2)
@@ -166,7 +166,7 @@ def test_a_partial_answer_has_new_tokens_alone_and_what_came_before_as_prefix() 
     assert answer["output_ids"].tolist() == [[[4, 5]]] and answer["sequence_length"].tolist() == [[2]]
     assert answer["prefix_ids"].tolist() == [[[-1] * 13 + [1, 2, 3]]]
     assert answer["output_log_probs"].tolist() == [[[-1, -2]]] and answer["cum_log_probs"].tolist() == [[-6]]
-    assert "acceptance_rate" not in answer and "context_logits" not in answer
+    assert answer["acceptance_rate"].tolist() == [[0]] and "context_logits" not in answer
     last = Writer(row, ALL_NAMES).partial(dataclasses.replace(piece, finish_reason="length"), stats=STATS)
     assert last["last_token_time_ns"].tolist() == [[STATS.last_token_time_ns]]
 
