@@ -95,6 +95,12 @@ def _carry_queue(carried: Carried, config: ModelConfig) -> None:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             variables[name] = text
             carried.add("tensorrt_llm", name, text, text, "carried")
+    _note_batching(carried, config)
+
+
+def _note_batching(carried: Carried, config: ModelConfig) -> None:
+    """Note what Triton's batcher was told of sizes and order, which are the engine's here."""
+    batching = config.message.dynamic_batching
     preferred = list(batching.preferred_batch_size)
     size = config.message.max_batch_size
     if preferred and "preferred_batch_size" not in config.unfilled and preferred != [size]:
