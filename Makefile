@@ -107,8 +107,8 @@ test-cpp: build/test/build.ninja
 test-py: build triton-env $(VENV)/.test-deps
 	$(TEST_ENV) PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) $(PY) -m pytest -m "not gpu and not slow"
 
-test-slow: build $(VENV)/.test-deps  ## full-size compiles and long property tests
-	$(TEST_ENV) $(PY) -m pytest -m slow
+test-slow: build triton-env $(VENV)/.test-deps  ## full-size compiles and long property tests
+	$(TEST_ENV) PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) $(PY) -m pytest -m slow
 
 test-gpu: build $(VENV)/.test-deps  ## what needs a CUDA device
 	$(TEST_ENV) $(PY) -m pytest -m gpu || test $$? -eq 5  # 5: no such tests yet

@@ -8,7 +8,7 @@ from typing import Any
 from ...runtime.completion import Completion, Delta, SequenceOutput
 from .answer import Usage
 from .context import Context
-from .finish import finish_of
+from .finish import finish_of, stop_text
 from .logprobs import LogprobWriter
 from .params import outputs_wanted
 from .prompts import Prompt
@@ -44,7 +44,7 @@ class ChatChoices:
 
     def _choice(self, completion: Completion, output: SequenceOutput) -> dict[str, Any]:
         finish, stop = finish_of(output.finish_reason, output.stop_reason, len(output.token_ids))
-        text = output.text + self._stop_text(stop)
+        text = output.text + stop_text(self._body, stop)
         parser = self._parser(output.index)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if parser is not None:
@@ -92,7 +92,7 @@ class ChatChoices:
 
     def _messages(self, delta: Delta, stop: str | int | None) -> list[dict[str, Any]]:
         """Return what is new of the message."""
-        text = delta.text + self._stop_text(stop)
+        text = delta.text + stop_text(self._body, stop)
         parser = self._parser(delta.index)
         if parser is None:
             return [{"content": text}] if text else []
@@ -125,11 +125,6 @@ class ChatChoices:
                 part["prompt_token_ids"] = list(self._prompt.ids)
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
             part["prompt_logprobs"] = self._writer().prompt(delta.prompt_logprobs)
-
-    def _stop_text(self, stop: str | int | None) -> str:
-        stops = [self._body.stop] if isinstance(self._body.stop, str) else self._body.stop or []
-        wanted = self._body.include_stop_str_in_output and isinstance(stop, str) and stop in stops
-        return str(stop) if wanted else ""
 
     def _parser(self, index: int) -> ToolParser | None:
         if self._form is None:

@@ -12,7 +12,7 @@ from ...runtime.completion import Completion, Delta, SequenceOutput, TokenLogpro
 from .answer import Head, Usage, headers_of, make_head, usage_of
 from .context import Context
 from .errors import bad_request
-from .finish import finish_of
+from .finish import finish_of, stop_text
 from .identity import Identity
 from .logprobs import LogprobWriter
 from .params import completion_params, outputs_wanted
@@ -110,7 +110,7 @@ class _Choices:
         finish, stop = finish_of(output.finish_reason, output.stop_reason, len(output.token_ids))
         token_ids = () if prompt_only else output.token_ids
         logprobs = () if prompt_only else output.logprobs or ()
-        text = "" if prompt_only else output.text + self._stop_text(stop)
+        text = "" if prompt_only else output.text + stop_text(body, stop)
         choice = {
             "index": self._index(i, output.index),
             "text": self._echo(i) + text,
@@ -139,7 +139,7 @@ class _Choices:
         prompt_logprobs = self._of_prompts.get(i) if is_first else None
         part: dict[str, Any] = {
             "index": index,
-            "text": (self._echo(i) if is_first else "") + delta.text + self._stop_text(stop),
+            "text": (self._echo(i) if is_first else "") + delta.text + stop_text(self._body, stop),
             "logprobs": self._logprobs(
                 i, delta.index, delta.token_ids, delta.logprobs or (), prompt_logprobs, is_first=is_first
             ),
@@ -165,12 +165,6 @@ class _Choices:
         if prompt.text is not None:
             return prompt.text
         return self._ctx.tokenizer.decode(prompt.ids, skip_special_tokens=False)
-
-    def _stop_text(self, stop: str | int | None) -> str:
-        wanted = (
-            self._body.include_stop_str_in_output and isinstance(stop, str) and stop in _stops(self._body)
-        )
-        return str(stop) if wanted else ""
 
     def _writer(self, i: int, output: int) -> LogprobWriter:
         index = self._index(i, output)
@@ -200,7 +194,3 @@ class _Choices:
             entries = [*of_prompt, *entries]
             ids = [*self._prompts[i].ids, *ids]
         return self._writer(i, output).completion(entries, ids)
-
-
-def _stops(body: CompletionBody) -> Sequence[str]:
-    return [body.stop] if isinstance(body.stop, str) else body.stop or []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .errors import ApiError
+from .protocol import SamplingFields
 
 
 def finish_of(
@@ -29,3 +30,10 @@ def finish_of(
             code="timeout",
         )
     return "length", "timeout"
+
+
+def stop_text(body: SamplingFields, stop: str | int | None) -> str:
+    """Return the stop string that ended a text where the client wants to see it, else ""."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    wanted = body.include_stop_str_in_output and isinstance(stop, str) and stop in stops
+    return str(stop) if wanted else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ _DEAD = ("is not healthy", "has no available versions", "is not ready", "is not 
 _BUSY = ("queue is full", "queue full", "Exceeds maximum queue size", "too many requests")
 _ENGINE = {"input_ids": [1], "input_lengths": 1, "request_output_len": 1}
 _TEXT = {"text_input": "a", "max_tokens": 1}
+
+log = logging.getLogger("plansmith.triton")
 
 
 class Outcome(enum.Enum):
@@ -147,7 +150,10 @@ class Canary:
     def _run(self) -> None:
         while not self._stopped.is_set():
             began = time.monotonic()
-            self._note(self._attempt(), began)
+            try:
+                self._note(self._attempt(), began)
+            except Exception:  # or nobody would look any more
+                log.exception("a try failed; this is a bug in plansmith")
             self._stopped.wait(max(0.05, self._interval_s - (time.monotonic() - began)))
 
     def _note(self, result: Result, began: float) -> None:

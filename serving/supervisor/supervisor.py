@@ -100,7 +100,7 @@ class Supervisor:
             found = self._diagnosis.find(server, self._report.ready_models())
             if found is not None:
                 self._heal(found.model, found.reason)
-        except NoAnswer as error:
+        except (NoAnswer, TritonError) as error:
             log.warning("%s", error)  # its process is there: the canary of the server decides
         self._report.write()
 
@@ -128,9 +128,9 @@ class Supervisor:
             return
         self._report.state.heals += 1
         self._diagnosis.forget()
-        self._look_at_models()
         also = f", and {', '.join(callers)}, whose requests waited for it," if callers else ""
         self._report.say("running", f"the model {name}{also} was loaded again ({reason})")
+        self._look_at_models()
 
     def _restart(self, reason: str) -> None:
         """Start the server anew, again and again with growing pauses, until it runs or there were too many."""

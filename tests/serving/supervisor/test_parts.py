@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from plansmith.runtime.errors import InvalidArgumentError
 from plansmith.serving.supervisor import processes
-from plansmith.serving.supervisor.api import counter_sum
+from plansmith.serving.supervisor.api import TritonError, counter_sum
 from plansmith.serving.supervisor.calls import called_by_code, steps
-from plansmith.serving.supervisor.canary import canary_inputs
+from plansmith.serving.supervisor.canary import Canary, Outcome, Result, canary_inputs
 from plansmith.serving.supervisor.control import stop, verdict
 from plansmith.serving.supervisor.install import TritonInstall
 from plansmith.serving.supervisor.loading import load_order
@@ -25,6 +26,7 @@ from plansmith.serving.supervisor.orphans import end_orphans
 from plansmith.serving.supervisor.report import StateReport
 from plansmith.serving.supervisor.state import State, boot_id, read_state, write_state
 from plansmith.serving.supervisor.stop_signals import Stop, StopSignals
+from plansmith.serving.supervisor.supervisor import Supervisor
 
 _ENSEMBLE = 'platform: "ensemble" ensemble_scheduling {{ step [ {{ model_name: "{}" }} ] }}'
 
@@ -226,3 +228,32 @@ def test_a_program_that_hangs_when_it_is_asked_for_its_options(
     assert install.options() == frozenset()
     install.compile_models([tmp_path])
     assert "two minutes" in install.import_failure("plansmith", tmp_path)
+
+
+def test_a_server_that_answers_a_look_with_an_error_is_not_ended(tmp_path: Path) -> None:
+    supervisor = Supervisor(SupervisorOptions((tmp_path,), tmp_path))
+    server = Mock(answers=None, names=["m"])
+    server.describe.side_effect = TritonError("too busy to list models")
+    supervisor._keeper.server = server
+    supervisor._look()
+    assert read_state(tmp_path) is not None
+    server.process.kill.assert_not_called()
+
+
+def test_a_canary_outlives_a_try_that_fails_in_an_unknown_way(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+
+    def attempt() -> Result:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("planted")
+        return Result(Outcome.ANSWERED, 0.0, 1.0)
+
+    canary = Canary(attempt, 0.01)
+    deadline = time.monotonic() + 10
+    while canary.last is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    canary.stop()
+    assert canary.has_answered
+    assert "a bug in plansmith" in caplog.text
