@@ -159,6 +159,8 @@ class _Guide:
             raise RuntimeError(error_of(self._matcher))
         rest = list(tokens[same:])
         num_moved = self._matcher.try_consume_tokens(rest) if rest else 0
+        if num_moved < len(rest) and self._matcher.is_error():  # a limit of the compiler's, not the token
+            raise RuntimeError(error_of(self._matcher))
         self._ahead[same:] = rest[:num_moved]
         return same + int(num_moved)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from ...runtime.sampling import MAX_SEQUENCES
+
 _FLOATS = ("FP32", "FP16")
 
 
@@ -76,7 +78,8 @@ _SPECS = (
     _scalar("no_repeat_ngram_size", "INT32", low=0),
     _scalar("seed", "UINT64"),
     _ragged("embedding_bias", *_FLOATS),
-    _scalar("num_return_sequences", "INT32", low=1),
+    # Limited here: a request has room made for each of its sequences before the engine sees it.
+    _scalar("num_return_sequences", "INT32", low=1, high=MAX_SEQUENCES),
     # Beams. early_stopping was declared BOOL and read as INT32.
     _scalar("beam_width", "INT32", low=1),
     _scalar("len_penalty", "FP32"),

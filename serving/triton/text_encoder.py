@@ -95,10 +95,8 @@ class TextEncoder:
         return {**lists, "EMBEDDING_BIAS": self._bias(tensors, num_rows)}
 
     def _word_ids(self, words: list[str]) -> list[list[int]]:
-        found: list[list[int]] = []
-        for word in words:
-            found += [ids for ids in word_ids(word, self._tokenizer) if ids not in found]
-        return found
+        found = {tuple(ids): ids for word in words for ids in word_ids(word, self._tokenizer)}
+        return list(found.values())
 
     def _bias(self, tensors: Tensors, num_rows: int) -> NDArray[np.float32]:
         """Return (B, V of the tokenizer) float32, or (B, 0) for no bias: each token of a word has its weight added."""

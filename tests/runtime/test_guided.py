@@ -456,6 +456,7 @@ BOMBS = {
     "deep in EBNF": GuidedParams(ebnf="root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000),
     "repetition of repetitions": GuidedParams(regex="((a{1,1000}){1,1000}){1,1000}"),
     "states that double": GuidedParams(regex="(a|b)*a(a|b){40}"),
+    "too many states at a token": GuidedParams(regex="(a|b)*c{100000}"),
     "allOf that doubles": GuidedParams(json_schema=_doubling("allOf", 40)),
     "anyOf that doubles": GuidedParams(json_schema=_doubling("anyOf", 40)),
     "products of anyOf": GuidedParams(
@@ -493,7 +494,7 @@ def test_a_bomb_is_refused_or_harmless_and_the_others_go_on(engine: Engine, name
         try:
             bomb.result()
         except errors.ExecutorError as error:  # llguidance's limit for one step
-            assert "guide" in str(error)
+            assert "guide" in str(error) and "does not allow" not in str(error)  # no token is to blame
     assert time.monotonic() - begin < 20
     assert len(other.result().text) == 100
 

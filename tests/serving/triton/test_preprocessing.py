@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from plansmith.runtime.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from plansmith.runtime.tokenizer import Tokenizer
+from plansmith.serving.triton import text_encoder
 from plansmith.serving.triton.text_encoder import TextEncoder
 from plansmith.serving.triton.text_settings import TextSettings
 from plansmith.serving.triton.word_lists import read_word_list
@@ -213,3 +215,15 @@ def test_a_bad_parameter_is_named(parameters: dict[str, str], words: list[str]) 
     with pytest.raises(InvalidArgumentError) as caught:
         TextSettings.read(model_config(**parameters))
     assert all(word in str(caught.value) for word in words)
+
+
+def test_many_words_take_a_time_that_grows_as_their_number(
+    encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is one process: what a request with a book of words takes, all others wait."""
+    monkeypatch.setattr(text_encoder, "word_ids", lambda word, _: [[int(word)], [0, int(word)]])
+    words = [str(i) for i in range(1, 20_000)]
+    start = time.process_time()
+    made = encoder.encode(request(STOP_WORDS_DICT=texts([*words, *words])))["STOP_WORDS_IDS"]
+    assert time.process_time() - start < 3  # 0.1 s; each compared with all others 20 and more
+    assert read_word_list(made[0]) == [ids for i in range(1, 20_000) for ids in ([i], [0, i])]

@@ -142,6 +142,11 @@ def test_a_row_keeps_nothing_of_the_requests_buffers() -> None:
         ),
         ({"num_return_sequences": ints(0)}, InvalidArgumentError, "num_return_sequences is 0"),
         (
+            {"num_return_sequences": ints(2**31 - 1)},
+            InvalidArgumentError,
+            "num_return_sequences is 2147483647",
+        ),
+        (
             {"runtime_top_k": ints(9), "runtime_top_p_decay": floats(0)},
             InvalidArgumentError,
             "runtime_top_p_decay is 0.0",

@@ -53,7 +53,7 @@ AT_LEAST = {
         *("early_stopping", "beam_search_diversity_rate", "lookahead_verification_set_size", "max_draft_len"),
     },
     1: {
-        *("input_lengths", "request_output_len", "num_return_sequences", "beam_width"),
+        *("input_lengths", "request_output_len", "beam_width"),
         *("lookahead_window_size", "lookahead_ngram_size"),
     },
 }
@@ -112,7 +112,7 @@ def test_the_limits_of_values() -> None:
             ours.setdefault((spec.low, spec.high), set()).add(spec.name)
     want = {(low, None): names for low, names in AT_LEAST.items()}
     want |= {(0, 1): SHARES, (None, None): NO_LIMIT, (None, 1): {"runtime_top_p"}}
-    assert ours == want | {(0, 100): {"retention_decode_priority"}}
+    assert ours == want | {(0, 100): {"retention_decode_priority"}, (1, 1024): {"num_return_sequences"}}
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
