@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plansmith
 import pytest
 from manifests import container, exec_form, last
 from triton_servers import find_install
 
 _HERE = Path(__file__).parent
 _START_S = 180
+TRITON_ENV = Path(os.environ.get("PLANSMITH_TRITON_ENV") or _HERE.parents[1] / ".venv-triton")
 
 
 def _can_unshare() -> bool:
@@ -58,6 +60,27 @@ def models(engine_dir: Path, environ: dict[str, str], tmp_path: Path) -> Path:
     return folder
 
 
+def _needed() -> set[Path]:
+    """Return the folders that the servers need: interpreters, packages, libraries."""
+    found = [sys.prefix, sys.base_prefix, _HERE.parents[1], *plansmith.__path__, TRITON_ENV]
+    found += [os.path.realpath(one) for one in found] + [os.path.realpath(TRITON_ENV / "bin" / "python3")]
+    library = os.environ.get("PLANSMITH_LIBRARY")
+    return {Path(one) for one in (*found, library) if one}
+
+
+def _keep() -> str:
+    """Return the folders right under $HOME and /tmp in which lies what the servers need, with colons between."""
+    home, found = Path(os.environ["HOME"]), set()
+    for path in _needed():
+        for folder in (path, *path.parents):
+            if folder != home and folder.exists() and folder.stat().st_mode & 0o005 != 0o005:
+                pytest.skip(f"{folder} is closed to other users")
+        for parent in {home, Path("/tmp")} - {Path("/")}:
+            if path.is_relative_to(parent) and path != parent:
+                found.add(os.fspath(parent / path.relative_to(parent).parts[0]))
+    return ":".join(sorted(found))
+
+
 class Locked:
     """A running container, but for the image."""
 
@@ -75,8 +98,12 @@ class Locked:
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*words, sys.executable, "-m", "plansmith.cli", *args],
-                env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                env={**environ, "KEEP": _keep()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def check(self) -> None:
         """Check that it runs as nobody in particular, and that / is read-only for it."""
@@ -157,12 +184,11 @@ def _paths(server: str) -> dict[str, str]:
 def test_triton(locked: Any, log: Path) -> None:
     find_install()
     http, grpc, metrics = free_ports(3)
-    triton_env = os.environ.get("PLANSMITH_TRITON_ENV") or str(_HERE.parents[1] / ".venv-triton")
     args = [
         one if not one.startswith("--host=") else "--host=127.0.0.1" for one in container("triton")["args"]
     ]
     ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
-    server = locked([*args, "--triton-env", triton_env, *ports])
+    server = locked([*args, "--triton-env", str(TRITON_ENV), *ports])
     url = f"http://127.0.0.1:{http}"
     paths = _paths("triton")
     seen = server.wait_for(url + paths["startupProbe"])
