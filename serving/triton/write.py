@@ -149,7 +149,9 @@ class Writer:
             made["num_input_tokens"] = _one(len(row.prompt_ids))
         if "num_output_tokens" in wants:
             made["num_output_tokens"] = _one(sum(len(one.token_ids) for one in pieces))
-        if "perf_metrics" in wants:  # clients read them of every answer of a stream; before the last they are 0
+        if (
+            "perf_metrics" in wants
+        ):  # clients read them of every answer of a stream; before the last they are 0
             for name, (field, dtype) in _STATS.items():
                 made[name] = _one(getattr(stats, field, 0), dtype)
         return {name: array for name, array in made.items() if name in self._names}

@@ -21,8 +21,8 @@ from legacy_clients import (
     Tensors,
     end_to_end,
     ids_of,
-    inflight,
     infer_inputs,
+    inflight,
     one,
     post,
 )
@@ -124,7 +124,9 @@ def test_wrong_texts_are_errors_that_name_them(server: RunningTriton, model: str
     ]
     for more in wrong:
         assert refused(server, end_to_end(TEXT, 8, **more), model)
-    if model == "tensorrt_llm_bls":  # of an ensemble the server sees it where there are few inputs, see test_generate
+    if (
+        model == "tensorrt_llm_bls"
+    ):  # of an ensemble the server sees it where there are few inputs, see test_generate
         for name in ("text_input", "max_tokens"):
             tensors = end_to_end(TEXT, 8)
             del tensors[name]
@@ -133,7 +135,9 @@ def test_wrong_texts_are_errors_that_name_them(server: RunningTriton, model: str
         assert client.ask(end_to_end(TEXT, 8))
 
 
-def test_an_error_on_a_stream_leaves_its_other_requests_alone(server: RunningTriton, expected: Tokens) -> None:
+def test_an_error_on_a_stream_leaves_its_other_requests_alone(
+    server: RunningTriton, expected: Tokens
+) -> None:
     with StreamClient(server.grpc) as client:
         client.send(inflight([7, 7], LONG, streaming=True), "good")
         answers = [client.next()[0]]
@@ -156,15 +160,17 @@ def test_an_error_on_a_stream_leaves_its_other_requests_alone(server: RunningTri
 
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
 def test_a_prompt_of_100_megabytes_is_refused(server: RunningTriton, model: str) -> None:
-    """Over HTTP in binary, to the models that take one answer a request: the error says how long it may be."""
+    """Over HTTP in binary, to the models that take one answer a request: the error says how long it may be. Text is
+    tokenized to know its length, about a megabyte a second, so of that there is less.
+    """
     once = f"{model}_once"
-    size = 25_000_000 if model == "tensorrt_llm" else 4_000_000
+    size = 25_000_000 if model == "tensorrt_llm" else 400_000
     if model == "tensorrt_llm":
         tensors = inflight([5], 4, input_ids=np.full((1, size), 7, np.int32), input_lengths=one(size))
     else:
         tensors = end_to_end(TEXT, 4, text_input=np.array([[b"fox " * (size // 4)]], object))
     with httpclient.InferenceServerClient(server.http, network_timeout=120, connection_timeout=120) as client:
-        with pytest.raises(InferenceServerException, match="max_input_len|1024"):
+        with pytest.raises(InferenceServerException, match="max_input_len"):
             client.infer(once, infer_inputs(tensors, httpclient))
         good = inflight([5], 4) if model == "tensorrt_llm" else end_to_end(TEXT, 4)
         assert client.infer(once, infer_inputs(good, httpclient))
@@ -173,7 +179,8 @@ def test_a_prompt_of_100_megabytes_is_refused(server: RunningTriton, model: str)
 def test_readers_that_do_not_read(server: RunningTriton) -> None:
     """Slow readers of events keep nobody waiting, and may read on or leave."""
     body = json.dumps({"text_input": TEXT, "max_tokens": LONG, "stream": True, "end_id": -1})
-    head = f"POST /v2/models/tensorrt_llm_bls/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v2/models/tensorrt_llm_bls/generate_stream HTTP/1.1\r\nHost: x\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     host, port = server.http.split(":")
     slow = []
     for _ in range(4):
@@ -216,5 +223,7 @@ def test_half_a_request_and_rubbish(server: RunningTriton) -> None:
         assert response.status >= 400
         response.read()
     connection.close()
-    status, answer = post(f"http://{server.http}/v2/models/ensemble/generate", {"text_input": TEXT, "max_tokens": 3})
+    status, answer = post(
+        f"http://{server.http}/v2/models/ensemble/generate", {"text_input": TEXT, "max_tokens": 3}
+    )
     assert status == 200, answer

@@ -77,7 +77,9 @@ def test_a_batch_has_its_index(ask: Ask, expected: Tokens, text_of_ids: Text, st
         assert text_of(answers, i) == (wanted if stream else prompt + wanted)
 
 
-def test_overwriting_answers_have_all_text(server: RunningTriton, expected: Tokens, text_of_ids: Text) -> None:
+def test_overwriting_answers_have_all_text(
+    server: RunningTriton, expected: Tokens, text_of_ids: Text
+) -> None:
     with StreamClient(server.grpc, "bls_overwrite") as client:
         asked = end_to_end(PROMPT, 2000, stream=True, end_id=-1)
         answers = client.ask(asked, "1", ["text_output"])
@@ -89,7 +91,9 @@ def test_overwriting_answers_have_all_text(server: RunningTriton, expected: Toke
 def test_words_bias_and_ends(ask: Ask, expected: Tokens, text_of_ids: Text) -> None:
     plain = {"exclude_input_in_output": True}
     text = text_of_ids(expected(PROMPT, 60)[0])
-    word = next(one for one in (text[i : i + 3] for i in range(10, 40)) if one.isascii() and one.isprintable())
+    word = next(
+        one for one in (text[i : i + 3] for i in range(10, 40)) if one.isascii() and one.isprintable()
+    )
     assert text_of(ask(PROMPT, 60, stop_words=["\u2603", word], **plain)) == text[: text.index(word) + 3]
     assert "N" in text  # a token of its own, which this model likes
     bad = text_of(ask(PROMPT, 60, bad_words=["N"], **plain))
@@ -115,7 +119,9 @@ def test_everything_it_can_return(ask: Ask) -> None:
 
 def test_metrics_are_in_every_answer_of_a_stream(ask: Ask) -> None:
     """The client takes [0][0] of them all, whichever answer it is; the last has the values."""
-    answers = ask(PROMPT, 1000, ["text_output", *PERF_METRICS], stream=True, end_id=-1, return_perf_metrics=True)
+    answers = ask(
+        PROMPT, 1000, ["text_output", *PERF_METRICS], stream=True, end_id=-1, return_perf_metrics=True
+    )
     assert len(answers) > 1
     for answer in answers:
         assert {name: answer[name].shape for name in PERF_METRICS} == dict.fromkeys(PERF_METRICS, (1, 1))

@@ -33,7 +33,9 @@ def test_keys_of_an_answer(server: RunningTriton, model: str, expected: Tokens, 
         assert {"sequence_id", "sequence_start", "sequence_end"} <= set(answer)
     assert (answer["model_name"], answer["model_version"]) == (model, "1")
     assert answer["text_output"] == PROMPT + text_of_ids(expected(PROMPT, 20)[0])
-    status, answer = post(url(server, model), {**body, "return_log_probs": True, "return_num_output_tokens": True})
+    status, answer = post(
+        url(server, model), {**body, "return_log_probs": True, "return_num_output_tokens": True}
+    )
     assert len(answer["output_log_probs"]) == 20 and isinstance(answer["cum_log_probs"], float)
     assert answer["num_output_tokens"] == 20
     versioned = f"http://{server.http}/v2/models/{model}/versions/1/generate"
@@ -68,7 +70,9 @@ def test_parameters_and_keys_that_are_not_known(server: RunningTriton, expected:
     drawn = {"runtime_top_k": 50, "seed": 7, "temperature": 1.0}
     wanted = prompt + expected(prompt, 8, temperature=1.0, top_k=50, seed=7, ignore_eos=True)[0]
     for more in (drawn, {"parameters": drawn}):
-        status, answer = post(url(server, "tensorrt_llm"), {**body, **more, "who": "me", "level": 3, "on": True})
+        status, answer = post(
+            url(server, "tensorrt_llm"), {**body, **more, "who": "me", "level": 3, "on": True}
+        )
         assert (status, answer["output_ids"]) == (200, wanted)
         assert {"sequence_length", "model_name"} <= set(answer)
     status, answer = post(url(server, "tensorrt_llm"), {**body, "parameters": {"temperature": "hot"}})
@@ -123,7 +127,13 @@ def test_what_the_server_itself_refuses(server: RunningTriton, model: str, body:
 def test_the_id_in_the_body_names_a_request_for_its_stop(server: RunningTriton, model: str) -> None:
     """Servers of this age read no triton-request-id header; later ones do."""
     text: dict[str, Any] = {"text_input": PROMPT, "max_tokens": LONG, "stream": True, "end_id": -1}
-    ids = {"input_ids": [5, 9], "input_lengths": 2, "request_output_len": LONG, "streaming": True, "end_id": -1}
+    ids = {
+        "input_ids": [5, 9],
+        "input_lengths": 2,
+        "request_output_len": LONG,
+        "streaming": True,
+        "end_id": -1,
+    }
     body, stop = ids, {"input_ids": [0], "input_lengths": 0, "request_output_len": 0, "stop": True}
     if model == "tensorrt_llm_bls":
         body, stop = text, {"text_input": "", "max_tokens": 0, "stop": True}
@@ -147,8 +157,13 @@ def test_a_client_that_leaves_frees_its_place(server: RunningTriton) -> None:
 
     def active() -> float:
         lines = server.api.metrics(5).splitlines()
-        (line,) = [one for one in lines if "nv_trt_llm_request_metrics" in one and 'model="tensorrt_llm"' in one
-                   and 'request_type="active"' in one]
+        (line,) = [
+            one
+            for one in lines
+            if "nv_trt_llm_request_metrics" in one
+            and 'model="tensorrt_llm"' in one
+            and 'request_type="active"' in one
+        ]
         return float(line.split()[-1])
 
     wait_until(lambda: active() == 0)

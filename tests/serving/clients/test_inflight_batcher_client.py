@@ -167,9 +167,7 @@ def test_what_is_refused_by_name(server: RunningTriton, more: dict[str, Any], wo
 
 def test_lookahead_and_drafts_change_no_token(client: StreamClient, expected: Tokens) -> None:
     (wanted,) = expected(PROMPT, 16, ignore_eos=True)
-    lookahead = dict(
-        lookahead_window_size=4, lookahead_ngram_size=3, lookahead_verification_set_size=4
-    )
+    lookahead = {"lookahead_window_size": 4, "lookahead_ngram_size": 3, "lookahead_verification_set_size": 4}
     assert ids_of(client.ask(inflight(PROMPT, **lookahead))) == PROMPT + wanted
     asked = inflight(PROMPT, draft_input_ids=wanted[:5], return_perf_metrics=True)
     (answer,) = client.ask(asked)
@@ -188,4 +186,6 @@ def test_a_word_list_as_it_flattens_them(client: StreamClient, expected: Tokens)
     ends = [n for n in range(1, 17) if wanted[max(n - 2, 0) : n] == wanted[3:5] or wanted[n - 1] == wanted[9]]
     assert ids == wanted[: ends[0]]
     empty = np.zeros((1, 2, 0), np.int32)
-    assert ids_of(client.ask(inflight(PROMPT, stop_words_list=empty, bad_words_list=empty))) == PROMPT + wanted
+    assert (
+        ids_of(client.ask(inflight(PROMPT, stop_words_list=empty, bad_words_list=empty))) == PROMPT + wanted
+    )

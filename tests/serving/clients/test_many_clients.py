@@ -132,7 +132,7 @@ def active(server: RunningTriton) -> float:
 
 
 def test_the_three_ways_to_a_text_agree(server: RunningTriton, text_of_ids: Text) -> None:
-    """ensemble = tensorrt_llm_bls = preprocessing, tensorrt_llm, postprocessing called one by one."""
+    """The ensemble = tensorrt_llm_bls = preprocessing, tensorrt_llm, postprocessing called one by one."""
     for prompt in WORDS:
         texts = []
         for model in ("ensemble", "tensorrt_llm_bls"):
@@ -178,7 +178,10 @@ def test_streams_end_well_when_their_model_is_unloaded(server: RunningTriton, dr
     unloading = threading.Thread(target=server.api.unload, args=(name, 60))
     unloading.start()
     wait_until(lambda: not server.api.is_model_ready(name, 5))
-    with StreamClient(server.grpc, name) as late, pytest.raises(StreamError, match="not ready|no available|unknown"):
+    with (
+        StreamClient(server.grpc, name) as late,
+        pytest.raises(StreamError, match=r"not ready|no available|unknown"),
+    ):
         late.ask(inflight([5], 4))
     for i, (stream, first) in enumerate(zip(streams, firsts, strict=True)):
         assert [ids_of([first, *stream.rest()])] == drafted([5 + i, 9], LONG, ignore_eos=True)

@@ -37,9 +37,11 @@ def rounds(
         query["STOP_WORDS_DICT"] = np.array([[word.encode() for word in stop_words]], object)
     encoded = once(client, "preprocessing", query)
     prompt = ids = encoded["INPUT_ID"][0]
-    words = [word for word in _words(encoded["STOP_WORDS_IDS"][0])]
+    words = _words(encoded["STOP_WORDS_IDS"][0])
     drafted: np.ndarray[Any, Any] | None = None
-    for count in range(1, max_tokens + 1):
+    count = 0
+    while True:
+        count += 1
         left = len(prompt) + max_tokens - len(ids)
         sent = {
             "input_ids": ids[None],

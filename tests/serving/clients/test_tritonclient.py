@@ -17,7 +17,7 @@ import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
 import tritonclient.utils.shared_memory as shm
-from legacy_clients import StreamClient, Tensors, end_to_end, ids_of, inflight, infer_inputs, stop_tensors
+from legacy_clients import StreamClient, Tensors, end_to_end, ids_of, infer_inputs, inflight, stop_tensors
 from triton_servers import RunningTriton
 from tritonclient.utils import InferenceServerException
 
@@ -127,7 +127,11 @@ def region(client: Any, name: str, size: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("module", [httpclient, grpcclient])
 def test_shared_memory_in_and_out(server: RunningTriton, module: Any, drafted: Tokens) -> None:
-    with opened(server, module) as client, region(client, "in", 64) as source, region(client, "out", 256) as sink:
+    with (
+        opened(server, module) as client,
+        region(client, "in", 64) as source,
+        region(client, "out", 256) as sink,
+    ):
         ids = np.array([PROMPT], np.int32)
         shm.set_shared_memory_region(source, [ids])
         inputs = infer_inputs({k: v for k, v in inflight(PROMPT, 10).items() if k != "input_ids"}, module)
@@ -195,7 +199,9 @@ def test_a_stop_without_streams(server: RunningTriton) -> None:
     with opened(server, grpcclient) as client:
         done: queue.Queue[Any] = queue.Queue()
         inputs = infer_inputs(inflight(PROMPT, LONG))
-        client.async_infer(ONCE, inputs, request_id="u", callback=lambda result, error: done.put((result, error)))
+        client.async_infer(
+            ONCE, inputs, request_id="u", callback=lambda result, error: done.put((result, error))
+        )
         time.sleep(0.15)
         assert client.infer(ONCE, infer_inputs(stop_tensors()), request_id="u").as_numpy("output_ids") is None
         result, error = done.get(timeout=20)

@@ -201,7 +201,8 @@ def test_what_is_wanted_comes_of_a_stream_as_of_a_whole_answer(hosts: Callable[.
     assert parts[-1]["cum_log_probs"] == pytest.approx(answer["cum_log_probs"], abs=1e-4)
     assert sum(int(one["num_output_tokens"].item()) for one in parts) == 12
     for name in PERF_METRICS:
-        assert [name in one for one in parts] == [False] * (len(parts) - 1) + [True]
+        assert all(one[name].shape == (1, 1) for one in parts)
+    assert [bool(one["arrival_time_ns"].item()) for one in parts] == [False] * (len(parts) - 1) + [True]
     times = [answer[f"{name}_ns"].item() for name in ("arrival_time", "first_token_time", "last_token_time")]
     assert 0 < times[0] < times[1] < times[2]
 
