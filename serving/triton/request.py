@@ -101,7 +101,8 @@ class Request:
     def started(self, handle: Handle) -> None:
         """Take the handle of a row that was submitted."""
         with self._lock:
-            self._handles.append(handle)
+            if not self._is_ended:
+                self._handles.append(handle)
             is_cancelled = self.is_cancelled
         if is_cancelled:
             handle.cancel()
@@ -161,12 +162,15 @@ class Request:
     def _end(self, send: Callable[[], None], error: BaseException | None = None) -> int:
         if error is not None:
             self.cancel()
-        self._is_ended = True
+        with self._lock:
+            self._is_ended = True
         self._on_answered(self)
         try:
             send()
         except Exception as failure:  # nobody is there to be told
             error = error or failure
         completions = [row.completion for row in self.rows if row.completion is not None]
+        with self._lock:  # both know this request: what a cycle holds is freed late, and they may have logits
+            self.rows, self._handles = [], []
         self._on_end(self, completions, error)
         return 1

@@ -1,0 +1,50 @@
+"""A request that has ended holds nothing: completions may have logits of a whole prompt."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plansmith.runtime.completion import Completion
+from plansmith.runtime.engine import Engine
+from plansmith.serving.triton.host import EngineHost
+from plansmith.serving.triton.row import Row
+from plansmith.serving.triton.settings import Settings
+from tiny_engines import build_tiny
+from triton_rows import RecordingReply
+
+
+@pytest.fixture
+def host(
+    tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineHost]:
+    folder = build_tiny(tiny_checkpoint("llama"), tmp_path_factory.mktemp("request") / "engine")
+    host = EngineHost(Engine.open(folder, num_threads=1), Settings(folder))
+    yield host
+    host.close()
+
+
+def num_completions() -> int:
+    return sum(type(one) is Completion for one in gc.get_objects())
+
+
+def test_an_ended_request_is_free_without_the_garbage_collector(host: EngineHost) -> None:
+    gc.collect()
+    before = num_completions()
+    gc.disable()
+    try:
+        for streaming in (False, True):
+            params = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True, "detokenize": False}
+            reply = RecordingReply()
+            host.submit([Row(np.array([5, 9, 23], np.int32), params, streaming=streaming)], reply)
+            assert len(reply.wait()) > 0
+        deadline = time.monotonic() + 10
+        while num_completions() > before:
+            assert time.monotonic() < deadline, f"{num_completions() - before} completions are left"
+            time.sleep(0.05)
+    finally:
+        gc.enable()
