@@ -76,7 +76,6 @@ class TritonPythonModel:
                 reply,
                 tensors,
                 request_parameters(request),
-                is_id_taken=any(one.inner_id == reply.request_id for one in self._open),
                 on_end=self._ended,
             )
             self._open[made] = None

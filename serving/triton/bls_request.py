@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,8 +16,8 @@ from .bls_answers import NEEDED, TextAnswers
 from .bls_inputs import BlsInputs, first_flag, first_number
 from .bls_speculation import Caller, can_speculate, speculate
 from .delta_text import StreamMaker
-from .inner_error import ID_IS_TAKEN
 from .request import Reply
+from .request_ids import inner_id
 from .text_tensors import read_numbers, read_texts
 
 Tensors = dict[str, NDArray[Any]]
@@ -53,32 +52,20 @@ class BlsRequest:
         tensors: Tensors,
         parameters: Mapping[str, Any],
         *,
-        is_id_taken: bool = False,
         on_end: Callable[[BlsRequest], None],
     ) -> None:
         self.reply = reply
         self._parts, self._tensors, self._parameters = parts, tensors, parameters
         self._on_end = on_end
-        # The client's own id, by which it can stop the request at the engine's model too.
-        own = reply.request_id
-        self.inner_id = _unlike(own) if is_id_taken or not own else own
+        self.inner_id = inner_id(reply.request_id)  # by which this request alone is stopped
         self._lock = threading.Lock()
-        self._num_sent = 0
         self._is_cancelled = False
         self._is_running = False
 
     def run(self) -> None:
         """Answer the request, with an error where something is wrong with it."""
         try:
-            try:
-                self._run()
-            except InvalidArgumentError as error:
-                # Requests of one id could run at a time in this model, and another instance may have that id's.
-                is_taken = ID_IS_TAKEN in str(error) and self.inner_id == self.reply.request_id
-                if not is_taken or self._num_sent:
-                    raise
-                self.inner_id = _unlike(self.reply.request_id)
-                self._run()
+            self._run()
         except Exception as error:
             self.reply.fail(error)
         finally:
@@ -137,7 +124,6 @@ class BlsRequest:
 
     def _pass_on(self, outputs: Tensors | None, *, is_last: bool) -> None:
         if outputs is not None:
-            self._num_sent += 1
             self.reply.send(outputs, final=is_last)
 
     def _answer_once(self, answers: TextAnswers, made: Iterator[Tensors]) -> None:
@@ -226,8 +212,3 @@ class BlsRequest:
                     model.stop(self.inner_id)
             except Error:  # it has gone, and so has what was to stop
                 pass
-
-
-def _unlike(request_id: str) -> str:
-    """Return an id that no other request has."""
-    return f"{request_id}/{uuid.uuid4().hex}"

@@ -24,6 +24,7 @@ from .lora_cache import LoraCache
 from .observer import Nobody, Observer, observe_end
 from .outbox import Outbox
 from .request import Reply, Request
+from .request_ids import stopped_by
 from .row import Row
 from .settings import Settings
 from .stream import RowStream, last_tokens
@@ -161,8 +162,8 @@ class EngineHost:
         with self._changed:
             if self._is_closing:
                 raise _shutting_down()
-            if request.id:  # clients that do not know of each other may choose the same
-                self._by_id.setdefault(request.id, set()).add(request)
+            for name in stopped_by(request.id):  # clients that do not know of each other may choose the same
+                self._by_id.setdefault(name, set()).add(request)
             self._open.add(request)
         self._outbox.open(request)
 
@@ -246,10 +247,11 @@ class EngineHost:
     def _forget_id(self, request: Request) -> None:
         self._watch.remove(request)
         with self._changed:
-            named = self._by_id.get(request.id, set())
-            named.discard(request)
-            if not named:
-                self._by_id.pop(request.id, None)
+            for name in stopped_by(request.id):
+                named = self._by_id.get(name, set())
+                named.discard(request)
+                if not named:
+                    self._by_id.pop(name, None)
 
     def _ended(self, request: Request, completions: list[Completion], error: BaseException | None) -> None:
         self._outbox.close(request)

@@ -20,8 +20,6 @@ from ...runtime.errors import STATUS_CLASSES, Error, InternalError
 # many long prompts would hold up all others.
 IS_INNER = "is_inner"
 ERROR_NAMES = ("finish_reasons", "output_ids")
-# In the message of the error for a request whose id is that of a running one.
-ID_IS_TAKEN = "give each request in flight an id of its own"
 
 
 def error_text(error: BaseException) -> str:

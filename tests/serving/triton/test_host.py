@@ -26,6 +26,7 @@ from plansmith.runtime.sampling import SamplingParams
 from plansmith.runtime.stats import RequestStats
 from plansmith.serving.triton import host as host_module
 from plansmith.serving.triton.host import EngineHost
+from plansmith.serving.triton.request_ids import inner_id
 from plansmith.serving.triton.row import LoraRequest, Row
 from plansmith.serving.triton.settings import Settings
 from tiny_engines import build_tiny
@@ -248,6 +249,23 @@ def test_requests_of_one_id_are_all_answered_and_end_together(
     assert [len(reply.tokens()) for reply in nameless] == [12] * 3
     wait_for(lambda: len(counted.ends) == 7)
     assert not counted.errors
+
+
+def test_a_request_that_a_model_made_is_stopped_by_its_own_id_alone_and_by_its_clients(
+    hosts: Callable[..., EngineHost],
+) -> None:
+    """tensorrt_llm_bls ends one at a stop word; another client's of the same id goes on."""
+    host = hosts()
+    replies = [RecordingReply(inner_id("a")) for _ in range(2)]
+    for reply in replies:
+        host.submit([make_row(max_tokens=110, streaming=True, logits_processor=slowly)], reply)
+    host.stop(replies[0].request_id)
+    assert len(replies[0].tokens()) < 110
+    assert not replies[1].ended.is_set()
+    host.stop("a")
+    assert len(replies[1].tokens()) < 110
+    wait_for(lambda: host.num_open_requests == 0)
+    assert not host._by_id
 
 
 def test_a_client_that_went_away_is_noticed_and_its_request_ends(hosts: Callable[..., EngineHost]) -> None:
