@@ -52,7 +52,7 @@ def is_stop(tensors: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def _read_row(inputs: Inputs, row: int, defaults: RowDefaults) -> Row:
-    prompt_ids = _prompt(inputs, row, defaults.vocab_size)
+    prompt_ids = _prompt(inputs, row, defaults)
     params = read_sampling(inputs, row, len(prompt_ids), defaults)
     params |= read_extras(inputs, row, defaults.vocab_size, defaults.logits_dtype)
     wants = frozenset(want for name, want in _WANTS.items() if inputs.flag(name, row))
@@ -77,7 +77,7 @@ def _read_row(inputs: Inputs, row: int, defaults: RowDefaults) -> Row:
     )
 
 
-def _prompt(inputs: Inputs, row: int, vocab_size: int) -> NDArray[np.int32]:
+def _prompt(inputs: Inputs, row: int, defaults: RowDefaults) -> NDArray[np.int32]:
     """Return the ids of a row without their padding."""
     length = inputs.integer("input_lengths", row)
     if length is None:
@@ -93,7 +93,14 @@ def _prompt(inputs: Inputs, row: int, vocab_size: int) -> NDArray[np.int32]:
             f"input_lengths{where} is {length}, input_ids has {ids.size} tokens a row; send the number of them that "
             "are not padding"
         )
+    limit = defaults.max_seq_len
+    if limit is not None and length > limit:  # a prompt of millions would hold up all others on its way
+        raise InvalidArgumentError(
+            f"input_lengths{where} is {length}, the engine's max_seq_len is {limit}; shorten the prompt, or rebuild "
+            "with --max-seq-len"
+        )
     ids = np.array(ids[:length], np.int32)  # the request's buffer may be gone when the row is used
+    vocab_size = defaults.vocab_size
     wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if wrong.size:
         i = int(wrong[0])

@@ -72,6 +72,12 @@ def test_a_request_of_nothing_else_is_greedy_and_repeats_itself() -> None:
     )
 
 
+def test_a_prompt_that_no_engine_takes_is_refused_before_it_is_copied() -> None:
+    defaults = dataclasses.replace(DEFAULTS, max_seq_len=2)
+    with pytest.raises(InvalidArgumentError, match="input_lengths is 3, the engine's max_seq_len is 2"):
+        one(defaults)
+
+
 def test_rows_of_a_batch_are_cut_at_their_own_lengths() -> None:
     tensors = {
         "input_ids": np.array([[5, 6, 7, 0], [8, 0, 0, 0]], np.int32),
