@@ -114,7 +114,12 @@ def _start(run: Callable[[], None]) -> None:
 def _parts(args: Mapping[str, str]) -> BlsParts:
     settings = read_settings(args)
     tokenizer = settings.open_tokenizer()
-    encoder = TextEncoder(tokenizer, add_special_tokens=settings.add_special_tokens, names=TEXT_INPUTS)
+    encoder = TextEncoder(
+        tokenizer,
+        add_special_tokens=settings.add_special_tokens,
+        names=TEXT_INPUTS,
+        max_text_bytes=settings.max_text_bytes(),
+    )
 
     def caller(name: str) -> ModelCaller:
         return ModelCaller(name, is_decoupled=settings.is_decoupled)

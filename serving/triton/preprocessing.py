@@ -12,7 +12,11 @@ class TritonPythonModel(TextModel):
 
     def open(self, settings: TextSettings) -> None:
         """Read the tokenizer that the parameters name."""
-        self._encoder = TextEncoder(settings.open_tokenizer(), add_special_tokens=settings.add_special_tokens)
+        self._encoder = TextEncoder(
+            settings.open_tokenizer(),
+            add_special_tokens=settings.add_special_tokens,
+            max_text_bytes=settings.max_text_bytes(),
+        )
 
     def convert(self, tensors: Tensors) -> Tensors:
         """Return the ids of a request's texts."""

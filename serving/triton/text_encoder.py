@@ -15,6 +15,7 @@ from .text_tensors import Tensors, column, pad_rows, read_numbers, read_texts
 from .word_lists import make_word_list, pad_word_lists
 
 _IMAGES = ("IMAGE_BYTES", "IMAGE_URL", "IMAGES", "VIDEO_BYTES")
+_TEXTS = ("QUERY", "DECODER_QUERY", "BAD_WORDS_DICT", "STOP_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
 _NO_ID = -1
 
 
@@ -23,6 +24,7 @@ class TextEncoder:
 
     add_special_tokens : those of the tokenizer's own template (mostly a BOS) around prompts; words never have them
     names : what the inputs are called where not as those of `preprocessing`
+    max_text_bytes : of all texts of a request; one with more is refused before anything is encoded. None = no limit
     """
 
     def __init__(
@@ -31,8 +33,10 @@ class TextEncoder:
         *,
         add_special_tokens: bool = True,
         names: Mapping[str, str] | None = None,
+        max_text_bytes: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._max_text_bytes = max_text_bytes
         self._names = names or {}
         self._add_special_tokens = add_special_tokens
         end_ids = tokenizer.eos_token_ids
@@ -53,6 +57,7 @@ class TextEncoder:
         query, output_len = self._name("QUERY"), self._name("REQUEST_OUTPUT_LEN")
         if query not in tensors or tensors[query].size == 0:
             raise InvalidArgumentError(f"{query} is missing or empty; send a prompt, [B, 1] BYTES")
+        self._check_size(tensors)
         num_rows = tensors[query].shape[0]
         outputs = self._prompts(tensors, num_rows) | self._words(tensors, num_rows)
         lengths = read_numbers(tensors, output_len, num_rows)
@@ -61,6 +66,17 @@ class TextEncoder:
         if tensors[query].ndim == 1:
             outputs = {name: array[0] for name, array in outputs.items()}
         return outputs
+
+    def _check_size(self, tensors: Tensors) -> None:
+        sizes = {
+            name: sum(map(len, tensors[name].flat)) for name in map(self._name, _TEXTS) if name in tensors
+        }
+        if self._max_text_bytes is not None and sum(sizes.values()) > self._max_text_bytes:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise ShapeError(
+                f"{largest} has {sizes[largest]} bytes, the texts of a request {sum(sizes.values())}, the most is "
+                f"{self._max_text_bytes}; shorten them, or send token ids to tensorrt_llm"
+            )
 
     def _prompts(self, tensors: Tensors, num_rows: int) -> dict[str, NDArray[Any]]:
         end_ids = self._ids(tensors, self._name("END_ID"), num_rows, self._end_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from .parameter_text import flag
 from .parameters import in_repository
 
 _UNFILLED = "${"
+# Of the texts of one request. A prompt has 4 or so bytes a token; encoding takes half a second a MiB, and all wait.
+_LEAST_TEXT_BYTES = 1 << 20
+_TEXT_BYTES_PER_TOKEN = 32
+_TEXT_BYTES = 4 << 20  # where the engine's limits are not beside the tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,17 @@ class TextSettings:
             draft_model=texts.text("tensorrt_llm_draft_model_name"),
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
         )
+
+    def max_text_bytes(self) -> int:
+        """Return how many bytes the texts of a request may have, by the limits of the engine that has the tokenizer."""
+        for folder in (self.tokenizer_dir, self.tokenizer_dir.resolve().parent):
+            try:
+                manifest = json.loads((folder / "manifest.json").read_bytes())
+                most = int(manifest["limits"]["max_input_len"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            return max(_LEAST_TEXT_BYTES, _TEXT_BYTES_PER_TOKEN * most)
+        return _TEXT_BYTES
 
     def open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer of tokenizer_dir, or of the `tokenizer` in it: an engine directory serves as well."""

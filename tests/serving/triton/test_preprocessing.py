@@ -227,3 +227,28 @@ def test_many_words_take_a_time_that_grows_as_their_number(
     made = encoder.encode(request(STOP_WORDS_DICT=texts([*words, *words])))["STOP_WORDS_IDS"]
     assert time.process_time() - start < 3  # 0.1 s; each compared with all others 20 and more
     assert read_word_list(made[0]) == [ids for i in range(1, 20_000) for ids in ([i], [0, i])]
+
+
+@pytest.mark.parametrize("name", ["QUERY", "STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS"])
+def test_more_text_than_any_prompt_has_is_refused_before_it_is_encoded(
+    tokenizer: Tokenizer, name: str
+) -> None:
+    encoder = TextEncoder(tokenizer, max_text_bytes=100)
+    weights = {"EMBEDDING_BIAS_WEIGHTS": np.ones((1, 2), np.float32)} if name.startswith("EMBED") else {}
+    others = 0 if name == "QUERY" else len("the dog")
+    encoder.encode(request(**{name: texts(["a" * 40, "b" * (60 - others)]), **weights}))
+    with pytest.raises(ShapeError, match=rf"{name} has 1\d\d bytes, .* the most is 100"):
+        encoder.encode(request(**{name: texts(["a" * 50, "b" * 51]), **weights}))
+
+
+def test_the_limit_of_text_is_that_of_the_engine_around_the_tokenizer(tmp_path: Path) -> None:
+    settings = TextSettings(tmp_path / "tokenizer")
+    assert settings.max_text_bytes() == 4 << 20
+    manifest = tmp_path / "manifest.json"
+    for text in ("{", "[]", '{"limits": {}}', '{"limits": {"max_input_len": null}}'):
+        manifest.write_text(text)
+        assert settings.max_text_bytes() == 4 << 20
+    manifest.write_text('{"limits": {"max_input_len": 100000}}')
+    assert settings.max_text_bytes() == TextSettings(tmp_path).max_text_bytes() == 3_200_000
+    manifest.write_text('{"limits": {"max_input_len": 128}}')
+    assert settings.max_text_bytes() == 1 << 20
