@@ -51,7 +51,7 @@ class Commands:
 
     def api(self) -> TritonApi:
         """Return calls to the server."""
-        state = self.state()
+        state = json.loads((self.state_dir / "state.json").read_text())
         return TritonApi("127.0.0.1", state["http_port"], state["metrics_port"])
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 30.0) -> dict[str, Any]:

@@ -146,22 +146,24 @@ def test_running_streams_end_before_the_server_does(triton: Commands) -> None:
     )
     state = triton.wait_for(_is_running)
     counted: list[int] = []
-    threads = [threading.Thread(target=_count, args=(state["http_port"], 30, counted)) for _ in range(3)]
-    threads.append(threading.Thread(target=_count_ensemble, args=(state["grpc_port"], 60, counted)))
+    begun = threading.Barrier(5, timeout=30)
+    http, grpc = (state["http_port"], 60, counted, begun), (state["grpc_port"], 60, counted, begun)
+    threads = [threading.Thread(target=_count, args=http) for _ in range(3)]
+    threads.append(threading.Thread(target=_count_ensemble, args=grpc))
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    begun.wait()
     supervisor.send_signal(signal.SIGTERM)
     for thread in threads:
         thread.join()
     _, told = supervisor.communicate(timeout=40)
-    assert counted == [30, 30, 30, 60]
+    assert counted == [60] * 4
     assert supervisor.returncode == 0, told
     assert "draining" in told
     assert triton.state()["phase"] == "stopped"
 
 
-def _count_ensemble(port: int, count: int, counted: list[int]) -> None:
+def _count_ensemble(port: int, count: int, counted: list[int], begun: threading.Barrier) -> None:
     """Note how many answers of an ensemble's slow stream came over gRPC; a step follows each of the first model's."""
     grpc = pytest.importorskip("tritonclient.grpc")
     inputs = [grpc.InferInput(name, [1], "INT32") for name in ("COUNT", "PAUSE_MS")]
@@ -177,17 +179,20 @@ def _count_ensemble(port: int, count: int, counted: list[int]) -> None:
             if error is not None:
                 break
             num_answers += result.as_numpy("INDEX") is not None
+            if num_answers == 1:
+                begun.wait()
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
         client.stop_stream()
     counted.append(num_answers)
 
 
-def _count(port: int, count: int, counted: list[int]) -> None:
+def _count(port: int, count: int, counted: list[int], begun: threading.Barrier) -> None:
     """Note how many events of a slow stream came, 50 ms apart."""
     with socket.create_connection(("127.0.0.1", port), 20) as one:
         _send_stream(one, count)
-        answer = b""
+        answer = one.recv(65536)
+        begun.wait()
         while piece := one.recv(65536):
             answer += piece
     counted.append(answer.count(b"data:"))
