@@ -56,13 +56,16 @@ class TextEncoder:
                 )
         query, output_len = self._name("QUERY"), self._name("REQUEST_OUTPUT_LEN")
         if query not in tensors or tensors[query].size == 0:
-            raise InvalidArgumentError(f"{query} is missing or empty; send a prompt, [B, 1] BYTES")
+            raise InvalidArgumentError(f"{_told(query)} is missing or empty; send a prompt, [B, 1] BYTES")
         self._check_size(tensors)
         num_rows = tensors[query].shape[0]
-        outputs = self._prompts(tensors, num_rows) | self._words(tensors, num_rows)
         lengths = read_numbers(tensors, output_len, num_rows)
-        if lengths is not None:
-            outputs["REQUEST_OUTPUT_LEN"] = np.array(lengths, np.int32)
+        if lengths is None:
+            raise InvalidArgumentError(
+                f"{_told(output_len)} is missing or empty; send the most tokens to generate, [B, 1] INT32"
+            )
+        outputs = self._prompts(tensors, num_rows) | self._words(tensors, num_rows)
+        outputs["REQUEST_OUTPUT_LEN"] = np.array(lengths, np.int32)
         if tensors[query].ndim == 1:
             outputs = {name: array[0] for name, array in outputs.items()}
         return outputs
@@ -160,3 +163,9 @@ class TextEncoder:
         text = self._tokenizer.special_tokens.get(name)
         found = None if text is None else self._tokenizer.token_to_id(text)
         return default if found is None else found
+
+
+def _told(name: str) -> str:
+    """Return an input's name with the one that clients of the ensemble know."""
+    outer = {"QUERY": "text_input", "REQUEST_OUTPUT_LEN": "max_tokens"}.get(name)
+    return name if outer is None else f"{name} (the ensemble's {outer})"
