@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.errors import InvalidArgumentError, UnsupportedError
+from ...runtime.errors import UnsupportedError
 from .text_encoder import TextEncoder
 from .text_tensors import Tensors
 
@@ -71,8 +71,6 @@ class BlsInputs:
                 "image_input is of a multimodal model, and this engine takes text only; leave it out"
             )
         encoded = self._encoder.encode(tensors)
-        if "max_tokens" not in tensors:
-            raise InvalidArgumentError("max_tokens is missing; send the most tokens to generate, [B, 1] INT32")
         inputs = {
             name: encoded[key] for key, name in _ENCODED.items() if key in encoded and encoded[key].size
         }
