@@ -63,10 +63,15 @@ client.start_stream(lambda result, error: answers.put((result, error)))
 client.async_stream_infer("ensemble", inputs, enable_empty_final_response=True)
 while True:
     result, error = answers.get()
-    if error or result.get_response().parameters["triton_final_response"].bool_param:
-        print(error or "")
+    if error:
+        print(error)
         break
-    print(result.as_numpy("text_output").item().decode(), end="", flush=True)
+    text = result.as_numpy("text_output")
+    if text is not None:
+        print(text.item().decode(), end="", flush=True)
+    if result.get_response().parameters["triton_final_response"].bool_param:
+        print()
+        break
 client.stop_stream()
 END
 
