@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..serving.repository.carry import Carried
     from ..serving.repository.plan import Overrides, RepositoryPlan
 
+_WIDEST = 10_000  # characters
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 
@@ -196,7 +197,8 @@ def _report(
         }
         if carried is not None:
             content["carried"] = [row.to_json() for row in carried.rows]
-            content["unfilled_variables"] = carried.num_unfilled
+            content["unfilled_variables"] = len(carried.unfilled)
+            content["unfilled"] = carried.unfilled
         print_json(content)
         return
     if carried is not None:
@@ -204,7 +206,16 @@ def _report(
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"{out_dir}: {', '.join(plan.names.values())}, for the engine {plan.engine_dir}")
-    print(f"serve it with: plansmith triton start {out_dir}")
+    print(f"serve it with: plansmith triton start {out_dir}{_server_hint()}")
+
+
+def _server_hint() -> str:
+    """Return what to add where the running environment has no tritonserver; "" where `start` would find one."""
+    from ..serving.supervisor.install import ENVIRONMENT_VARIABLE, has_server
+
+    if has_server():
+        return ""
+    return f" --triton-env DIR (the environment that has tritonserver; or set {ENVIRONMENT_VARIABLE})"
 
 
 def _print_rows(carried: Carried) -> None:
@@ -221,8 +232,13 @@ def _print_rows(carried: Carried) -> None:
                 lines.append(f"  not carried {row.key}{f' = {row.old}' if row.old else ''}: {row.why}")
     for line in lines:  # an older file may hold anything, a terminal's controls too
         print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line))
-    if carried.num_unfilled:
-        print(f"{carried.num_unfilled} variables of its templates were not filled; they have their defaults")
+    if carried.unfilled:
+        print(
+            f"{len(carried.unfilled)} variables of its templates were not filled; they have their defaults:"
+        )
+        for model in dict.fromkeys(name.partition(".")[0] for name in carried.unfilled):
+            keys = [name.partition(".")[2] for name in carried.unfilled if name.startswith(f"{model}.")]
+            print(f"  {model}: {', '.join(keys)}")
 
 
 def _list_parameters(as_json: bool) -> None:
@@ -239,4 +255,7 @@ def _list_parameters(as_json: bool) -> None:
         table.add_column(column, overflow="fold")
     for row in all_parameters():
         table.add_row(*row.values())
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    if not console.is_terminal:  # a file or a pipe gets a line a parameter
+        console.width = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    console.print(table)

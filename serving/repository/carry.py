@@ -82,7 +82,7 @@ def _carry_parameters(
     replace = _path_of_engine(old, manifest)
     for key, text in config.parameters().items():
         if "${" in text:
-            carried.num_unfilled += 1
+            carried.unfilled.append(f"{model}.{key}")
             continue
         moved = replace(key, text)
         try:

@@ -41,11 +41,11 @@ def carry_batching(carried: Carried, old: OldRepository) -> None:
     config = old.configs["tensorrt_llm"]
     message, variables = config.message, carried.overrides.variables
     if "max_batch_size" in config.unfilled:
-        carried.num_unfilled += 1
+        carried.unfilled.append("tensorrt_llm.max_batch_size")
     else:
         _carry_batch_size(carried, old)
     if "decoupled" in config.unfilled:
-        carried.num_unfilled += 1
+        carried.unfilled.append("tensorrt_llm.decoupled")
     else:
         value = "true" if message.model_transaction_policy.decoupled else "false"
         variables["decoupled_mode"] = value
@@ -90,7 +90,7 @@ def _carry_queue(carried: Carried, config: ModelConfig) -> None:
     }
     for name, (value, default) in found.items():
         if name in config.unfilled:
-            carried.num_unfilled += 1
+            carried.unfilled.append(f"tensorrt_llm.{name}")
         elif value != default:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             variables[name] = text
@@ -128,7 +128,7 @@ def _carry_types(carried: Carried, config: ModelConfig) -> None:
                 f"{config.path} has {', '.join(sorted(said))} for {', '.join(tensors)}; give all of them the same type"
             )
         if not said and any(one in kinds for one in tensors):
-            carried.num_unfilled += 1
+            carried.unfilled.append(f"tensorrt_llm.{variable}")
         for text in said:
             _check_type(config, variable, tensors[0], text)
             carried.overrides.variables[variable] = text
@@ -153,7 +153,7 @@ def carry_instances(carried: Carried, model: str, config: ModelConfig) -> None:
 
 def _carry_count(carried: Carried, model: str, config: ModelConfig, count: int) -> None:
     if "count" in config.unfilled:
-        carried.num_unfilled += 1
+        carried.unfilled.append(f"{model}.instance_group count")
     elif model == "tensorrt_llm":
         if count != 1:
             carried.add(

@@ -38,12 +38,12 @@ class Carried:
 
     overrides : what the new one takes from it
     rows : one a setting
-    num_unfilled : variables of its templates that were never filled
+    unfilled : settings whose variable in a template was never filled, as MODEL.KEY
     """
 
     overrides: Overrides = dataclasses.field(default_factory=Overrides)
     rows: list[Row] = dataclasses.field(default_factory=list)
-    num_unfilled: int = 0
+    unfilled: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, model: str, key: str, old: Any, new: Any, state: State, why: str = "") -> None:
         """Note what became of a setting."""

@@ -158,6 +158,11 @@ class TritonInstall:
         return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
+def has_server(environment: Path | None = None) -> bool:
+    """Return whether `find` would look at a tritonserver here: an environment's, or the image's; nothing is run."""
+    return _wheel(environment or _environment_variable()) is not None or IMAGE.exists()
+
+
 def _environment_variable() -> Path | None:
     text = os.environ.get(ENVIRONMENT_VARIABLE, "")
     return Path(text).absolute() if text else None

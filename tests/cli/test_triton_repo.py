@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plansmith.serving.supervisor.install import IMAGE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving" / "repository"))
 from old_repos import FILLED, write_old
@@ -23,6 +25,21 @@ def test_a_repository_is_written(plansmith: Run, engine_dir: Path, tmp_path: Pat
     assert f"plansmith triton start {out}" in result.out and not result.err
     text = (out / "tensorrt_llm" / "config.pbtxt").read_text()
     assert f'string_value: "{engine_dir}"' in text and "max_batch_size: 8" in text and "${" not in text
+
+
+def test_the_last_line_names_what_start_needs(
+    plansmith: Run, engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if IMAGE.exists():
+        pytest.skip("start finds the image's own server")
+    monkeypatch.setenv("PLANSMITH_TRITON_ENV", str(tmp_path / "env"))
+    last = plansmith("triton-repo", engine_dir, "-o", tmp_path / "repo").out.splitlines()[-1]
+    assert " --triton-env DIR (" in last
+    server = tmp_path / "env/lib/python3.11/site-packages/pytriton/tritonserver/bin/tritonserver"
+    server.parent.mkdir(parents=True)
+    server.touch()
+    last = plansmith("triton-repo", engine_dir, "-o", tmp_path / "repo", "--force").out.splitlines()[-1]
+    assert last == f"serve it with: plansmith triton start {tmp_path / 'repo'}"
 
 
 def test_options_go_where_they_belong(plansmith: Run, engine_dir: Path, tmp_path: Path) -> None:
@@ -65,6 +82,7 @@ def test_the_report_on_an_older_repository(plansmith: Run, engine_dir: Path, tmp
     assert "  changed gpt_model_path: /models/engines/llama/1-gpu ->" in result.out
     assert "  not carried kv_cache_free_gpu_mem_fraction = 0.85: a share of free memory" in result.out
     assert "variables of its templates were not filled" in result.out
+    assert re.search(r"^  tensorrt_llm: .*\bgpu_device_ids\b", result.out, re.M)
 
 
 def test_ours_is_renewed_in_its_place_with_its_changes(
@@ -125,4 +143,6 @@ def test_list_of_parameters(plansmith: Run) -> None:
         one["key"]: one for one in json.loads(plansmith("triton-repo", "--list-parameters", "--json").out)
     }
     assert rows["kv_cache_bytes"]["becomes"] == "option kv_cache_bytes"
-    assert "sink_token_length" in plansmith("triton-repo", "--list-parameters").out
+    lines = plansmith("triton-repo", "--list-parameters").out.splitlines()
+    for key, row in rows.items():  # a pipe gets each in a line of its own, whatever its width
+        assert [line for line in lines if f" {key} " in line and row["meaning"] in line], key

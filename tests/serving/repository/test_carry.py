@@ -44,7 +44,9 @@ def parameters(config: Any) -> dict[str, str]:
 def test_an_unfilled_repository_gives_the_defaults(engine_dir: Path, tmp_path: Path) -> None:
     carried = carry(write_old(tmp_path / "old"), engine_dir)
     assert not carried.rows and carried.overrides == Overrides()
-    assert carried.num_unfilled > 60
+    assert len(carried.unfilled) > 60
+    assert {"tensorrt_llm.max_batch_size", "tensorrt_llm.max_beam_width"} <= set(carried.unfilled)
+    assert {"tensorrt_llm_bls.instance_group count", "preprocessing.tokenizer_dir"} <= set(carried.unfilled)
     for model in MODELS:
         plan = make_plan(engine_dir, Path("/repo"), Overrides())
         text = fill(model, plan.variables[model], plan.extra[model])
