@@ -154,6 +154,7 @@ def stop(
     from ..serving.supervisor import control
 
     folder = _state_dir(repository, state_dir)
+    _check_known(repository, folder)
     told = control.stop(folder, force)
     if as_json:
         print_json({"status": "stopped", "state_dir": str(folder), "message": told})
@@ -183,6 +184,18 @@ def _state_dir(repository: Path, given: Path | None) -> Path:
     from ..serving.supervisor.state import default_state_dir
 
     return given.absolute() if given is not None else default_state_dir(repository)
+
+
+def _check_known(repository: Path, folder: Path) -> None:
+    """Raise InvalidArgumentError for a path that is no repository and never had a server: mistyped, most likely."""
+    from ..runtime.errors import InvalidArgumentError
+    from ..serving.supervisor.state import read_state
+
+    if read_state(folder) is None and not any(repository.glob("*/config.pbtxt")):
+        raise InvalidArgumentError(
+            f"{repository} is no model repository (it has no MODEL/config.pbtxt), and no server was ever started with "
+            f"{folder}; give the path that `plansmith triton start` had"
+        )
 
 
 def _as_json(state: State) -> dict[str, Any]:

@@ -30,11 +30,12 @@ def choose_ports(host: str, http: int = 0, grpc: int = 0, metrics: int = 0) -> P
             f"the ports http {http}, gRPC {grpc} and metrics {metrics} must differ; 0 takes a free one"
         )
     with contextlib.ExitStack() as held:  # all at once, or the same one could come twice
-        numbers = [_bound(held, host, port) for port in (http, grpc, metrics)]
+        wanted = {"http": http, "grpc": grpc, "metrics": metrics}
+        numbers = [_bound(held, host, port, f"--{name}-port") for name, port in wanted.items()]
     return Ports(*numbers)
 
 
-def _bound(held: contextlib.ExitStack, host: str, port: int) -> int:
+def _bound(held: contextlib.ExitStack, host: str, port: int, option: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     one = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
     one.setsockopt(
@@ -44,6 +45,7 @@ def _bound(held: contextlib.ExitStack, host: str, port: int) -> int:
         one.bind((host, port))
     except OSError as error:
         raise InvalidArgumentError(
-            f"port {port} of {host} cannot be opened ({error.strerror}); give another, or 0 for a free one"
+            f"port {port} of {host} cannot be opened ({error.strerror}); give another with {option} N, or "
+            f"{option} 0 for a free one"
         ) from None
     return int(one.getsockname()[1])

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from plansmith.runtime.errors import InvalidArgumentError
+from plansmith.serving.supervisor.ports import choose_ports
 
 
 def _run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +55,22 @@ def test_where_nothing_runs(tmp_path: Path) -> None:
     told = _run("stop", repository, "--json")
     assert (told.returncode, json.loads(told.stdout)["message"]) == (0, "nothing is running")
     assert not (tmp_path / "models.run").exists()
+
+
+def test_stop_of_a_path_that_never_was_a_repository(tmp_path: Path) -> None:
+    told = _run("stop", str(tmp_path / "models.run"))
+    assert told.returncode == 1
+    assert f"{tmp_path / 'models.run'} is no model repository" in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_taken_port_names_its_option() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option in ("http", "grpc", "metrics"):
+            ports = {"http": 0, "grpc": 0, "metrics": 0, option: port}
+            with pytest.raises(InvalidArgumentError, match=f"--{option}-port 0 for a free one"):
+                choose_ports("127.0.0.1", **ports)
 
 
 def test_options_that_cannot_be(tmp_path: Path) -> None:
