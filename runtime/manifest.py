@@ -38,6 +38,8 @@ GRAPH_CONTRACT_VERSION = (
     1  # of the graphs this runtime can drive; builder/graph/contract.py has the same number
 )
 MAX_MANIFEST_BYTES = 16 << 20
+# What --target of `plansmith build` takes; builder/targets/registry.py has the same names.
+BUILDABLE = ("cpu", "sm75", "sm80", "sm86", "sm89", "sm120", "rtx")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +61,16 @@ class Manifest(Fields):
     root: pathlib.Path = dataclasses.field(default=pathlib.Path(), compare=False)
 
     def target(self, name: str) -> TargetEntry:
-        """Return a target; EngineFileError lists those there are and says how to add it."""
+        """Return a target; EngineFileError lists those there are, and says how to add one that can be built."""
         if name in self.targets:
             return self.targets[name]
+        fix = (
+            f"add it with: {self.build_command(name)}"
+            if name in BUILDABLE
+            else f"this version cannot build that one; it builds {', '.join(BUILDABLE)}"
+        )
         raise EngineFileError(
-            f"{self.root} has no target {name!r}, only {', '.join(self.targets) or 'none'}; add it with: "
-            + self.build_command(name)
+            f"{self.root} has no target {name!r}, only {', '.join(self.targets) or 'none'}; {fix}"
         )
 
     def path(self, entry: FileEntry) -> pathlib.Path:

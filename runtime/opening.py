@@ -86,6 +86,11 @@ def plan_opening(
     if made.max_num_tokens == 0 and made.enable_chunked_context:
         budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)
         made = dataclasses.replace(made, max_num_tokens=budget)
+    if target != "cpu" and target not in manifest.targets:
+        raise EngineFileError(
+            f"{manifest.root} has no target {target!r}, only {', '.join(manifest.targets)}, and this version of the "
+            "runtime runs cpu plans only; open the cpu target"
+        )
     manifest.target(target)
     if target != "cpu":
         raise UnsupportedError(

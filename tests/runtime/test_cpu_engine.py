@@ -121,8 +121,8 @@ def test_a_plan_that_was_cut_short_is_refused_without_hashes(copy: Path) -> None
         Engine.open(copy)
 
 
-def test_a_target_that_is_not_there_says_how_to_build_it(tiny_engine: GetPath) -> None:
-    with pytest.raises(errors.EngineFileError, match=r"no target 'sm89'.*plansmith build"):
+def test_a_target_that_is_not_there_says_what_runs(tiny_engine: GetPath) -> None:
+    with pytest.raises(errors.EngineFileError, match=r"no target 'sm89'.*runs cpu plans only"):
         Engine.open(tiny_engine("llama"), "sm89")
 
 

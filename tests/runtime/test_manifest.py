@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plansmith.builder.graph import contract
+from plansmith.builder.targets.registry import target_names
 from plansmith.runtime import manifest as m
 from plansmith.runtime import manifest_entries as e
 from plansmith.runtime.errors import EngineFileError
@@ -241,6 +242,14 @@ def test_missing_target_names_the_command(root: pathlib.Path) -> None:
         EngineFileError, match=r"no target 'sm89', only cpu; .*plansmith build /models/tiny .*sm89"
     ):
         m.load_manifest(root).target("sm89")
+    with pytest.raises(
+        EngineFileError, match=r"no target 'sm90', only cpu; this version cannot build that one"
+    ):
+        m.load_manifest(root).target("sm90")
+
+
+def test_targets_that_are_suggested_can_be_built() -> None:
+    assert list(m.BUILDABLE) == target_names()
 
 
 def test_file_missing_truncated_flipped(root: pathlib.Path) -> None:
