@@ -125,7 +125,10 @@ def _add_gets(app: Any, ctx: Context) -> None:
 
 
 async def _http_error(_request: Any, error: Any) -> Response:
-    known = {404: "there is no such path", 405: "the path does not take this method"}
+    known = {
+        404: "there is no such path: the server generates text, and has no embeddings, images, audio or files",
+        405: "the path does not take this method",
+    }
     what = known.get(error.status_code, str(error.detail))
     return ErrorResponse(
         ApiError(error.status_code, f"{what}; see docs/openai.md", code="unknown_url", headers=error.headers)

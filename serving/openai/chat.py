@@ -18,7 +18,7 @@ from .protocol import ChatBody
 from .request_params import server_params
 from .run import Run
 from .stream import PING, EventStream, Receive, event, unless_gone
-from .structured import guided_of
+from .structured import guided_of, naming_field
 from .tools import active_tools, guide_calls
 
 
@@ -45,7 +45,8 @@ async def chat(ctx: Context, body: ChatBody, identity: Identity, receive: Receiv
         body.model or ctx.settings.model_names[0],
     )
     headers = headers_of(ctx, body, prompt, adapter, more["cache_salt"])
-    run = await Run.start(ctx, [prompt], params, new_text=True)
+    with naming_field(body):
+        run = await Run.start(ctx, [prompt], params, new_text=True)
     if streaming:
         return EventStream(ctx, run, _chunks(run, head, choices, body, identity), headers)
     with run:

@@ -21,7 +21,7 @@ from .protocol import CompletionBody
 from .request_params import server_params
 from .run import Run
 from .stream import PING, EventStream, Receive, event, unless_gone
-from .structured import guided_of
+from .structured import guided_of, naming_field
 
 
 async def complete(ctx: Context, body: CompletionBody, identity: Identity, receive: Receive) -> Response:
@@ -37,7 +37,8 @@ async def complete(ctx: Context, body: CompletionBody, identity: Identity, recei
     head = make_head("cmpl", "text_completion", body.model or ctx.settings.model_names[0])
     headers = headers_of(ctx, body, prompts[0], adapter, more["cache_salt"])
     writer = _Choices(ctx, body, prompts)
-    run = await Run.start(ctx, prompts, params, new_text=False)
+    with naming_field(body):
+        run = await Run.start(ctx, prompts, params, new_text=False)
     if streaming:
         return EventStream(ctx, run, _chunks(run, head, writer, body, identity), headers)
     with run:

@@ -73,7 +73,8 @@ def check_json(scope: Any) -> None:
     ):
         raise ApiError(
             415,
-            f"the content-type is {kind[:80]!r}, it must be application/json",
+            f"the content-type is {kind[:80]!r}, it must be application/json: send the header "
+            "'content-type: application/json', with curl -H",
             code="unsupported_media_type",
         )
 

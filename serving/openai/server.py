@@ -118,6 +118,10 @@ def _when_started(server: _Server, ready: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(0.01, _when_started, server, ready)
 
 
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
 def _tell(text: str) -> None:
     """Say something on standard error, where somebody still reads it; the end goes on without."""
     with contextlib.suppress(OSError):
@@ -157,13 +161,15 @@ class _Ender:
     def end(self) -> None:
         """Drain, then stop serving."""
         if self._task is None:
-            _tell(f"draining, {self._ctx.lifecycle.num_open} requests run; a second signal ends at once")
+            _tell(
+                f"draining, {_requests(self._ctx.lifecycle.num_open)} running; a second signal ends at once"
+            )
             self._task = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
         if not await self._ctx.lifecycle.drain():
             left = self._ctx.lifecycle.num_open
-            _tell(f"{left} requests did not end in time and are cancelled")
+            _tell(f"{_requests(left)} did not end in time: cancelled")
             self._ctx.engine.cancel_all()
             await self._ctx.lifecycle.wait_idle(1.0)
         self._server.should_exit = True

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from ...runtime.errors import InvalidArgumentError
 from ...runtime.guided import GuidedParams
-from .errors import bad_request
+from .errors import ApiError, bad_request
 from .protocol import SamplingFields
+
+_ENGINES_WORD = "guided "  # what the engine calls it
+_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
 def guided_of(body: SamplingFields) -> GuidedParams | None:
@@ -36,6 +41,26 @@ def guided_of(body: SamplingFields) -> GuidedParams | None:
         return GuidedParams(**values)
     except InvalidArgumentError as error:
         raise bad_request(f"{field}: {error}", field, "invalid_value") from error
+
+
+@contextlib.contextmanager
+def naming_field(body: SamplingFields) -> Iterator[None]:
+    """Name the request's field in the ApiError of a grammar that the engine refuses."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.message.startswith(_ENGINES_WORD) or error.status != 400:
+            raise
+        field = _field_of(body)
+        error.message, error.param = f"{field} {error.message.removeprefix(_ENGINES_WORD)}", field
+        raise
+
+
+def _field_of(body: SamplingFields) -> str:
+    """Return the field that a grammar came from; calls of tools are one too."""
+    if body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    return next((name for name in _FIELDS if getattr(body, name) is not None), "tools")
 
 
 def _schema_of(response_format: Any) -> Any:

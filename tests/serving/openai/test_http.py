@@ -208,6 +208,7 @@ def test_other_content_types_are_415(quick: Served) -> None:
     with quick.http() as http:
         got = http.post("/v1/completions", content=b"{}", headers={"content-type": "text/xml"})
         assert got.status_code == 415
+        assert "send the header 'content-type: application/json'" in got.json()["error"]["message"]
         assert http.post("/v1/completions", content=b'{"prompt":"a","max_tokens":1}').status_code == 200
 
 
