@@ -7,6 +7,8 @@
 #   TORCH        the torch that tests compare with; a CPU build serves
 #   TORCH_INDEX  where CPU builds of torch are; used beside the default index, so it may be out of reach
 #   JOBS         parallel C++ compile jobs
+#   HTTP_PORT, GRPC_PORT, METRICS_PORT   of `make triton`: 8000, 8001, 8002; 0 = a free one
+#   CHECKPOINT, ENGINE, REPOSITORY, PRECISION   of `make triton`: what it serves, and where it writes that
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +32,7 @@ CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h
 	bench bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime bench-serving soak-serving wheel clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
 
 # ---------------------------------------------------------------- environment
 
