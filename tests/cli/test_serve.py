@@ -145,6 +145,7 @@ def test_a_second_sigterm_ends_at_once(start: Start) -> None:
         until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
         process.signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM  # not the minute of its limit
+    assert any("draining, 1 request running;" in line for line in process.lines)
 
 
 def test_ctrl_c_ends_an_idle_server_with_0(start: Start) -> None:

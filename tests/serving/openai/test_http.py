@@ -204,6 +204,14 @@ def test_a_client_that_sends_a_little_too_much_sees_413(quick: Served) -> None:
         assert http.get("/health").status_code == 200
 
 
+def test_paths_that_there_are_not_say_what_the_server_does(quick: Served) -> None:
+    with quick.http() as http:
+        for path in ("/v1/embeddings", "/v1/images/generations"):
+            got = http.post(path, json={"model": "tiny", "input": "a"})
+            assert (got.status_code, got.json()["error"]["code"]) == (404, "unknown_url")
+            assert "generates text" in got.json()["error"]["message"]
+
+
 def test_other_content_types_are_415(quick: Served) -> None:
     with quick.http() as http:
         got = http.post("/v1/completions", content=b"{}", headers={"content-type": "text/xml"})
