@@ -69,6 +69,7 @@ class RecordingReply:
         self.error: BaseException | None = None
         self.ended = threading.Event()
         self.cancelled = False
+        self.ready = True
         self.num_looks = 0
         self.faults: list[str] = []
         self._send_s, self._gate = send_s, gate
@@ -82,6 +83,13 @@ class RecordingReply:
         """Write down the error."""
         self.error = error
         self._take({}, True)
+
+    def acknowledge(self) -> None:
+        """Clients do not wait for this."""
+
+    def is_ready(self) -> bool:
+        """Return what the test says of its reader."""
+        return self.ready
 
     def is_cancelled(self) -> bool:
         """Return what the test says of the client."""

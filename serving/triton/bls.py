@@ -18,6 +18,7 @@ from .read_row import is_stop
 from .text_encoder import TextEncoder
 from .text_model import read_settings
 from .triton_reply import TritonReply, request_parameters, request_tensors
+from .turns import TurnBoard
 
 _CANCELLATION_CHECK_S = 0.1
 _LET_GO_S = 5.0  # also while nothing runs: what has ended may hold logits
@@ -37,9 +38,11 @@ class TritonPythonModel:
 
         raises TritonModelException with one sentence that names the parameter or the file
         """
+        self._turns = TurnBoard()
         try:
-            self._parts = _parts(args)
+            self._parts = _parts(args, self._turns)
         except Error as error:
+            self._turns.close()
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self._watch = CancelWatch(_CANCELLATION_CHECK_S, on_round=let_go, idle_s=_LET_GO_S)
         self._changed = threading.Condition()
@@ -63,6 +66,7 @@ class TritonPythonModel:
         with self._changed:
             self._changed.wait_for(lambda: not self._open, _DRAIN_S)
         self._watch.stop()
+        self._turns.close()
 
     def _take(self, request: Any, reply: TritonReply) -> None:
         reply.identify(request)
@@ -111,7 +115,7 @@ def _start(run: Callable[[], None]) -> None:
     threading.Thread(target=run, name="plansmith-bls", daemon=True).start()
 
 
-def _parts(args: Mapping[str, str]) -> BlsParts:
+def _parts(args: Mapping[str, str], turns: TurnBoard) -> BlsParts:
     settings = read_settings(args)
     tokenizer = settings.open_tokenizer()
     encoder = TextEncoder(
@@ -122,7 +126,7 @@ def _parts(args: Mapping[str, str]) -> BlsParts:
     )
 
     def caller(name: str) -> ModelCaller:
-        return ModelCaller(name, is_decoupled=settings.is_decoupled)
+        return ModelCaller(name, is_decoupled=settings.is_decoupled, turns=turns)
 
     return BlsParts(
         inputs=BlsInputs(encoder),

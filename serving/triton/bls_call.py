@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...runtime.errors import Error, ExecutorError
 from .inner_error import ERROR_NAMES, IS_INNER, raise_error
+from .turns import TURN, Turn, TurnBoard
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -50,11 +51,13 @@ class ModelCaller:
     """Calls the model `tensorrt_llm` of some name. Any thread; each waits for its own answers.
 
     is_decoupled : as this model is, so is that one: a request may have several answers
+    turns : of this model, for all its calls
     """
 
-    def __init__(self, model_name: str, *, is_decoupled: bool) -> None:
+    def __init__(self, model_name: str, *, is_decoupled: bool, turns: TurnBoard) -> None:
         self._model_name = model_name
         self._is_decoupled = is_decoupled
+        self._turns = turns
 
     def call(
         self, tensors: Tensors, names: Collection[str], request_id: str, parameters: Mapping[str, Any]
@@ -63,17 +66,20 @@ class ModelCaller:
 
         raises the error that the model answered with, here or from the iterator
         """
+        turn = self._turns.take()
         request = pb_utils.InferenceRequest(
             model_name=self._model_name,
             request_id=request_id,
             requested_output_names=sorted({*names, *ERROR_NAMES}),
             inputs=[pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in tensors.items()],
-            parameters={**parameters, IS_INNER: True},
+            parameters={**parameters, IS_INNER: True, TURN: turn.address},
         )
         try:
-            return _outputs(request.exec(decoupled=True) if self._is_decoupled else [request.exec()])
+            answers = request.exec(decoupled=True) if self._is_decoupled else [request.exec()]
         except pb_utils.TritonModelException as error:
+            turn.release()
             raise ExecutorError(f"{self._model_name} cannot be called: {error}") from error
+        return _outputs(answers, turn)
 
     def stop(self, request_id: str) -> None:
         """End a running request, which answers with what it has. Nothing for an id that does not run."""
@@ -88,10 +94,11 @@ class ModelCaller:
             pass
 
 
-def _outputs(answers: Iterable[Any]) -> Iterator[dict[str, NDArray[Any]]]:
+def _outputs(answers: Iterable[Any], turn: Turn) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield answers, and read them to the last, an error's too: left with unread ones, the server hangs or crashes."""
     failure: Exception | None = None
     for answer in answers:
+        turn.has_read()
         try:
             if answer.has_error():  # of another model than ours, or of the server
                 raise ExecutorError(answer.error().message())
@@ -102,6 +109,7 @@ def _outputs(answers: Iterable[Any]) -> Iterator[dict[str, NDArray[Any]]]:
             continue
         if outputs and failure is None:
             yield outputs
+    turn.release()
     _LINGERING.add(answers)
     if failure is not None:
         raise failure

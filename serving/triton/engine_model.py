@@ -20,6 +20,7 @@ from .parameters import read_model_config
 from .read_row import is_stop, read_rows
 from .row import RowDefaults
 from .triton_reply import TritonReply, request_parameters, request_tensors
+from .turns import TURN, TurnReader
 
 __all__ = ["TritonPythonModel"]
 
@@ -36,6 +37,7 @@ class TritonPythonModel:
         args : Triton's: model_config (JSON), model_repository, model_name, model_version, ...
         raises TritonModelException with one sentence that names the parameter or the file
         """
+        self._turns = TurnReader()
         try:
             self._open(args)
         except Error as error:
@@ -78,13 +80,14 @@ class TritonPythonModel:
     def _take(self, request: Any, reply: TritonReply) -> None:
         parameters = request_parameters(request)
         reply.is_inner = parameters.pop(IS_INNER, False) is True
+        if (address := parameters.pop(TURN, None)) is not None and reply.is_inner:
+            reply.take_turns(self._turns.open(address))
         reply.identify(request)
         tensors = request_tensors(request)
         if is_stop(tensors):
             self._host.stop(reply.request_id)
             reply.send({}, final=True)
             return
-        reply.acknowledge()
         rows = read_rows(tensors, parameters, self._defaults)
         self._notes.add(note for row in rows for note in row.notes)
         self._host.submit(rows, reply)

@@ -100,6 +100,11 @@ class EngineHost:
             self._observer.observe_error(error)
             reply.fail(error)
             return
+        try:
+            reply.acknowledge()
+        except Exception as error:
+            request.fail(error)
+            return
         self._watch.add(request)
         if all(self._is_ready(request, row) for row in rows):
             self._start(request)

@@ -17,6 +17,9 @@ __all__ = ["Outbox", "Sendable"]
 _MAX_THREADS = 16
 # A send that takes longer does not come back soon; another thread takes its place.
 _STUCK_S = 0.5
+NOT_YET = -1
+"""What `flush` returns when what waits cannot be sent yet: it is called again, soon at first."""
+_SOON_S, _LATER_S = 0.001, 0.03
 
 
 class Sendable(Protocol):
@@ -25,7 +28,7 @@ class Sendable(Protocol):
     schedule: Schedule
 
     def flush(self) -> int:
-        """Send what waits and return the number of answers. One thread at a time; must not raise."""
+        """Send what waits and return the number of answers, or NOT_YET. One thread at a time; must not raise."""
 
 
 class Schedule:
@@ -42,6 +45,7 @@ class Schedule:
         self.is_sending = False
         self.wants_more = False
         self.wants_at_once = False
+        self.retry_s = _SOON_S
 
 
 class Outbox:
@@ -135,6 +139,17 @@ class Outbox:
         elif self._timer_s is None or due < self._timer_s:
             self._changed.notify_all()
 
+    def _retry(self, request: Sendable) -> None:
+        """Plan the next try of a request that could not send. Under the lock."""
+        plan = request.schedule
+        plan.wants_more = plan.wants_at_once = False
+        if self._is_closing:
+            return
+        plan.due_s = time.monotonic() + plan.retry_s
+        plan.retry_s = min(2 * plan.retry_s, _LATER_S)
+        heapq.heappush(self._heap, (plan.due_s, next(self._order), request))
+        self._changed.notify_all()
+
     def _interval(self) -> float:
         if self._interval_s is not None:
             return self._interval_s
@@ -148,12 +163,16 @@ class Outbox:
             except Exception:  # our own fault, which the log has to say; the others' answers still go
                 traceback.print_exc()
                 count = 0
-            if count:
+            if count > 0:
                 self._budget.sent((time.thread_time() - cpu_start) / count)
             with self._changed:
                 del self._sending[threading.get_ident()]
                 plan = request.schedule
-                plan.is_sending, plan.sent_s = False, start
+                plan.is_sending = False
+                if count == NOT_YET:
+                    self._retry(request)
+                    continue
+                plan.sent_s, plan.retry_s = start, _SOON_S
                 if plan.wants_more:
                     at_once, plan.wants_more, plan.wants_at_once = plan.wants_at_once, False, False
                     self._plan(request, at_once)

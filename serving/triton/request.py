@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -10,10 +11,10 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from ...runtime.completion import Completion
-from .outbox import Schedule
+from .outbox import NOT_YET, Schedule
 from .row import Row
 from .stream import KeepPrefix, RowStream, last_tokens
-from .write import Writer
+from .write import Outputs, Writer
 
 __all__ = ["Reply", "Request"]
 
@@ -36,6 +37,12 @@ class Reply(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Send an error, which is the last answer."""
+
+    def acknowledge(self) -> None:
+        """Say that the request has been taken, where its sender waits for that."""
+
+    def is_ready(self) -> bool:
+        """Return whether the next answer may be sent now; else ask again soon."""
 
     def is_cancelled(self) -> bool:
         """Return whether the client has gone or cancelled; False once the last answer is out."""
@@ -82,6 +89,7 @@ class Request:
         self._is_ended = False
         self._has_let_go = False
         self._is_gone = False
+        self._answers: collections.deque[Outputs] = collections.deque()  # taken of the rows, not yet sent
         self.rows = [
             RowStream(
                 row,
@@ -141,23 +149,34 @@ class Request:
             handle.cancel()
 
     def flush(self) -> int:
-        """Send the answers that wait and return their number. On a sender's thread, one at a time; does not raise."""
+        """Send the answers that wait and return their number, or NOT_YET when there are more that must wait.
+
+        On a sender's thread, one at a time; does not raise.
+        """
         if self._is_ended:
             return 0
+        if not self.reply.is_ready():
+            return NOT_YET
         is_done = all(row.is_done for row in self.rows)  # read first: what comes later is taken next time
         error = self._error or next((row.error for row in self.rows if row.error is not None), None)
         if error is not None:
             return self._end(functools.partial(self.reply.fail, error), error)
         try:
-            answers = [] if self._is_gone else [one for row in self.rows for one in row.take()]
-            last = (answers.pop() if answers else {}) if is_done else None
-            for answer in answers:
-                self.reply.send(answer, final=False)
+            self._answers += [one for row in self.rows for one in row.take()]
+            if self._is_gone:
+                self._answers.clear()
+            count = 0
+            while len(self._answers) > is_done and self.reply.is_ready():  # the last goes with the final flag
+                self.reply.send(self._answers.popleft(), final=False)
+                count += 1
         except Exception as failure:  # the server is gone, or an answer cannot be written
             return self._end(functools.partial(self.reply.fail, failure), failure)
-        if last is None:
-            return len(answers)
-        return len(answers) + self._end(functools.partial(self.reply.send, last, final=True))
+        if len(self._answers) > is_done or (is_done and not self.reply.is_ready()):
+            return NOT_YET
+        if not is_done:
+            return count
+        last = self._answers.popleft() if self._answers else {}
+        return count + self._end(functools.partial(self.reply.send, last, final=True))
 
     def _end(self, send: Callable[[], None], error: BaseException | None = None) -> int:
         if error is not None:

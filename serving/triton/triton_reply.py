@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from .input_specs import OLDER_NAMES
 
 __all__ = ["TritonReply", "error_response", "request_parameters", "request_tensors"]
 
+# A model that has not read an answer for so long is dead; its request must not stay for ever.
+_PATIENCE_S = 30.0
 _CODES: tuple[tuple[tuple[type[Error], ...], str], ...] = (
     ((InvalidArgumentError, ShapeError), "INVALID_ARG"),
     ((QueueFullError, ShutdownError), "UNAVAILABLE"),
@@ -78,6 +82,9 @@ class TritonReply:
         self.is_inner = False
         self._sender = request.get_response_sender()
         self._is_decoupled = is_decoupled
+        self._num_sent = 0
+        self._num_read: Callable[[], int] | None = None
+        self._waits_since_s: float | None = None
         # The server frees what is_cancelled asks as soon as the final flag is sent.
         self._lock = threading.Lock()
         self._is_closed = False
@@ -92,10 +99,23 @@ class TritonReply:
             ) from error
         self.output_names = frozenset(request.requested_output_names())
 
+    def take_turns(self, num_read: Callable[[], int]) -> None:
+        """Wait with each answer until the one before it has been read, see turns; `num_read` tells how many have."""
+        self._num_read = num_read
+
     def acknowledge(self) -> None:
         """Send the empty first answer to a request of a model."""
         if self.is_inner and self._is_decoupled:
             self.send({}, final=False)
+
+    def is_ready(self) -> bool:
+        """Return whether the next answer may be sent: all before it have been read, or nobody has for long."""
+        if self._num_read is None or self._num_read() >= self._num_sent:
+            self._waits_since_s = None
+            return True
+        now = time.monotonic()
+        self._waits_since_s = self._waits_since_s or now
+        return now - self._waits_since_s > _PATIENCE_S
 
     def send(self, outputs: dict[str, NDArray[Any]], final: bool) -> None:
         """Send one answer; with no outputs and `final`, the end alone."""
@@ -122,6 +142,7 @@ class TritonReply:
             self._lock.release()
 
     def _send(self, response: Any, final: bool) -> None:
+        self._num_sent += 1
         if not final:
             self._sender.send(response)
             return

@@ -194,3 +194,29 @@ def test_streams_end_well_when_their_model_is_unloaded(server: RunningTriton, dr
         assert [ids_of(again.ask(inflight([5, 9], 8, exclude_input_in_output=True)))] == drafted(
             [5, 9], 8, ignore_eos=True
         )
+
+
+def test_many_outputs_of_text_beside_many_small_requests(server: RunningTriton) -> None:
+    """Answers that come close together while other calls are made once locked up the model of text for good."""
+    url = f"http://{server.http}/v2/models/tensorrt_llm_bls"
+    body = {"text_input": "the quick", "max_tokens": 8, "end_id": -1}
+    done = threading.Event()
+
+    def small() -> int:
+        count = 0
+        while not done.is_set():
+            status, answer = post(f"{url}/generate", {**body, "max_tokens": 5})
+            assert status == 200, answer
+            count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        beside = [threads.submit(small) for _ in range(6)]
+        try:
+            for _ in range(30):
+                several = {**body, "num_return_sequences": 16, "temperature": 1.0, "top_k": 30, "stream": True}
+                indices = [event["sequence_index"] for event in events(f"{url}/generate_stream", several)]
+                assert set(indices) == set(range(16))
+        finally:
+            done.set()
+        assert all(one.result(30) > 0 for one in beside)

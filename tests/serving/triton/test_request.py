@@ -6,11 +6,15 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from plansmith.runtime.completion import Completion
 from plansmith.runtime.engine import Engine
+from plansmith.runtime.errors import ShapeError
+from plansmith.runtime.sampling import SamplingParams
 from plansmith.serving.triton.host import EngineHost
 from plansmith.serving.triton.row import Row
 from plansmith.serving.triton.settings import Settings
@@ -48,3 +52,34 @@ def test_an_ended_request_is_free_without_the_garbage_collector(host: EngineHost
             time.sleep(0.05)
     finally:
         gc.enable()
+
+
+def test_answers_wait_until_those_before_them_have_been_read(host: EngineHost) -> None:
+    """Of a model that calls: never two that it has not read, neither tokens of several outputs nor the end."""
+
+    class Reader(RecordingReply):
+        """Reads an answer some time after it came."""
+
+        num_read = 0
+
+        def is_ready(self) -> bool:
+            if len(self.answers) > self.num_read and time.monotonic() - self.times[-1] > 0.02:
+                self.num_read = len(self.answers)
+            return len(self.answers) == self.num_read
+
+        def send(self, outputs: dict[str, NDArray[Any]], final: bool) -> None:
+            assert len(self.answers) == self.num_read, "an answer came before the last was read"
+            super().send(outputs, final)
+
+    params = {"max_tokens": 6, "temperature": 1.0, "seed": 3, "n": 3, "ignore_eos": True, "detokenize": False}
+    prompt = np.array([5, 9, 23], np.int32)
+    (whole,) = host._engine.generate([prompt], SamplingParams(**params))
+    for streaming in (False, True):
+        reply = Reader("calls")
+        host.submit([Row(prompt, params, streaming=streaming, exclude_input=True)], reply)
+        for i, one in enumerate(whole.outputs):
+            assert reply.tokens(index=i) == list(one.token_ids)
+    failing = Reader("fails")
+    host.submit([Row(prompt, {**params, "max_tokens": 1 << 30})], failing)
+    with pytest.raises(ShapeError):
+        failing.wait()
