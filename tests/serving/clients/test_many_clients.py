@@ -214,7 +214,13 @@ def test_many_outputs_of_text_beside_many_small_requests(server: RunningTriton) 
         beside = [threads.submit(small) for _ in range(6)]
         try:
             for _ in range(30):
-                several = {**body, "num_return_sequences": 16, "temperature": 1.0, "top_k": 30, "stream": True}
+                several = {
+                    **body,
+                    "num_return_sequences": 16,
+                    "temperature": 1.0,
+                    "top_k": 30,
+                    "stream": True,
+                }
                 indices = [event["sequence_index"] for event in events(f"{url}/generate_stream", several)]
                 assert set(indices) == set(range(16))
         finally:
