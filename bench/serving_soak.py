@@ -323,7 +323,8 @@ def main() -> None:
         print(f"{result['server']}: {result['of each kind']}")
         for problem in result["problems"][:20]:
             print("  " + problem)
-    common.store("serving_soak", {"args": vars(args), "results": results})
+    name = "serving_soak" if args.server == "both" else f"serving_soak_{args.server}"
+    common.store(name, {"args": vars(args), "results": results})
     clean = all(
         not r["problems"] and not r["active requests at the end"] and not r["used blocks at the end"]
         for r in results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plansmith.serving.send_budget import SendBudget
+from plansmith.serving.send_budget import SendBudget, machine_share
 
 
 def test_streams_share_the_time_that_sending_may_take() -> None:
@@ -25,3 +25,13 @@ def test_the_cost_follows_what_is_measured_and_one_slow_send_changes_little() ->
     for _ in range(100):
         budget.sent(0.002)
     assert budget.interval_s(1) == pytest.approx(0.02, rel=0.01)
+
+
+def test_more_cores_may_spend_more_on_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2)))
+    assert machine_share() == pytest.approx(0.03)
+    budget = SendBudget()
+    budget.sent(0.0003)
+    assert budget.interval_s(16) == pytest.approx(0.16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    assert machine_share() == 0.25
