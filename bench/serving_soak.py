@@ -77,9 +77,8 @@ class Soak:
         await asyncio.gather(*(self._worker(i) for i in range(self.args.streams)))
 
     async def _worker(self, index: int) -> None:
-        client: Any = OpenAiClient(self.server.http_url)
-        if self.server.grpc_address is not None:
-            client = TritonClient(self.server.grpc_address)
+        address = self.server.grpc_address
+        client: Any = OpenAiClient(self.server.http_url) if address is None else TritonClient(address)
         async with closing(client), closing(OpenAiClient(self.server.http_url)) as http:
             while self.started < self.args.requests or time.monotonic() < self.end_s:
                 self.started += 1
