@@ -51,6 +51,13 @@ class Outcome:
         assert self.first_s is not None
         return self.first_s - self.begin_s
 
+    def take_tokens(self, response: Any) -> None:
+        """Take the new tokens of an answer of the engine's model, if it has any."""
+        ids, lengths = output(response, "output_ids"), output(response, "sequence_length")
+        if ids is not None and ids.size:  # type: ignore[union-attr]
+            self.note()
+            self.token_ids += ids[0, 0, : int(lengths[0, 0])].tolist()  # type: ignore[call-overload,index]
+
     def note(self) -> None:
         """Note an answer that brought something."""
         now = time.perf_counter()
@@ -96,6 +103,18 @@ def output(response: Any, name: str) -> np.ndarray[Any, Any] | list[bytes] | Non
     return None
 
 
+def token_tensors(prompt_ids: Sequence[int], output_len: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the inputs of `tensorrt_llm` for a stream, greedy, of exactly `output_len` tokens."""
+    return {
+        "input_ids": np.asarray([prompt_ids], np.int32),
+        "input_lengths": np.asarray([[len(prompt_ids)]], np.int32),
+        "request_output_len": np.asarray([[output_len]], np.int32),
+        "end_id": np.asarray([[-1]], np.int32),
+        "runtime_top_k": np.asarray([[1]], np.int32),
+        "streaming": np.asarray([[True]], np.bool_),
+    }
+
+
 class TritonClient:
     """One gRPC channel to a tritonserver."""
 
@@ -133,26 +152,14 @@ class TritonClient:
     ) -> Outcome:
         """Run a request of the engine's model and return its outcome; greedy, of exactly `output_len` tokens."""
         outcome = Outcome(time.perf_counter())
-        inputs = {
-            "input_ids": np.asarray([prompt_ids], np.int32),
-            "input_lengths": np.asarray([[len(prompt_ids)]], np.int32),
-            "request_output_len": np.asarray([[output_len]], np.int32),
-            "end_id": np.asarray([[-1]], np.int32),
-            "runtime_top_k": np.asarray([[1]], np.int32),
-            "streaming": np.asarray([[True]], np.bool_),
-            "return_perf_metrics": np.asarray([[True]], np.bool_),
-            **tensors,
-        }
+        metrics = {"return_perf_metrics": np.asarray([[True]], np.bool_)}
+        inputs = {**token_tensors(prompt_ids, output_len), **metrics, **tensors}
         async for message in self.answers(infer_request("tensorrt_llm", inputs, request_id)):
             if message.error_message:
                 outcome.error = message.error_message
                 continue
-            ids = output(message.infer_response, "output_ids")
-            if ids is not None and ids.size:  # type: ignore[union-attr]
-                lengths = output(message.infer_response, "sequence_length")
-                outcome.note()
-                outcome.token_ids += ids[0, 0, : int(lengths[0, 0])].tolist()  # type: ignore[call-overload,index]
-                _note_engine_time(message.infer_response, outcome)
+            outcome.take_tokens(message.infer_response)
+            _note_engine_time(message.infer_response, outcome)
             outcome.finished = True
         return outcome
 
@@ -210,23 +217,29 @@ class OpenAiClient:
             "stream": True,
             **fields,
         }
-        async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
+        async for event in self.events("/v1/completions", body, outcome):
+            if event["choices"]:
+                outcome.note()
+                outcome.text += event["choices"][0]["text"]
+        return outcome
+
+    async def events(self, path: str, body: Mapping[str, Any], outcome: Outcome) -> AsyncIterator[Any]:
+        """Yield the events of a stream; errors and the end are noted in `outcome`. Closing it early disconnects."""
+        async with self.session.post(self.url + path, json=body) as response:
             if response.status != 200:
                 outcome.error = f"{response.status} {await response.text()}"
-                return outcome
+                return
             async for line in response.content:
-                if not line.startswith(b"data: "):
+                if not line.startswith(b"data:"):
                     continue
                 if line.strip() == b"data: [DONE]":
                     outcome.finished = True
-                    break
-                event = json.loads(line[6:])
+                    return
+                event = json.loads(line[5:])
                 if "error" in event:
                     outcome.error = str(event["error"])
-                elif event["choices"]:
-                    outcome.note()
-                    outcome.text += event["choices"][0]["text"]
-        return outcome
+                    return
+                yield event
 
 
 @contextlib.asynccontextmanager

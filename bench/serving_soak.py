@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import json
+import contextlib
 import random
 import re
 import statistics
@@ -25,7 +25,7 @@ from typing import Any
 import common
 import numpy as np
 from plansmith.runtime.engine import Engine, SamplingParams
-from serving_clients import OpenAiClient, Outcome, TritonClient, closing, infer_request, output
+from serving_clients import OpenAiClient, Outcome, TritonClient, closing, infer_request, token_tensors
 from serving_servers import Server, openai_server, triton_server
 
 # What a request does, and how often of 100.
@@ -147,24 +147,12 @@ async def _triton_leaves(
 ) -> Outcome:
     """Run a request of the engine's model that is left early, or read slowly."""
     outcome = Outcome(time.perf_counter())
-    inputs = {
-        "input_ids": np.asarray([ids], np.int32),
-        "input_lengths": np.asarray([[len(ids)]], np.int32),
-        "request_output_len": np.asarray([[length]], np.int32),
-        "end_id": np.asarray([[-1]], np.int32),
-        "runtime_top_k": np.asarray([[1]], np.int32),
-        "streaming": np.asarray([[True]], np.bool_),
-    }
-    answers = client.answers(infer_request("tensorrt_llm", inputs, request_id))
+    answers = client.answers(infer_request("tensorrt_llm", token_tensors(ids, length), request_id))
     async for message in answers:
         if message.error_message:
             outcome.error = message.error_message
             break
-        new = output(message.infer_response, "output_ids")
-        if new is not None and new.size:  # type: ignore[union-attr]
-            outcome.note()
-            lengths = output(message.infer_response, "sequence_length")
-            outcome.token_ids += new[0, 0, : int(lengths[0, 0])].tolist()  # type: ignore[call-overload,index]
+        outcome.take_tokens(message.infer_response)
         if kind == "read slowly":
             await asyncio.sleep(0.3)
         elif outcome.num_answers == leave_after and kind == "stop in band":
@@ -202,20 +190,8 @@ async def _read_events(
     client: OpenAiClient, path: str, body: dict[str, Any], leave_after: int | None, slow: bool, key: str
 ) -> Outcome:
     outcome = Outcome(time.perf_counter())
-    async with client.session.post(client.url + path, json=body) as response:
-        if response.status != 200:
-            outcome.error = f"{response.status} {await response.text()}"
-            return outcome
-        async for line in response.content:
-            if not line.startswith(b"data:"):
-                continue
-            if line.strip() == b"data: [DONE]":
-                outcome.finished = True
-                break
-            event = json.loads(line[5:])
-            if "error" in event:
-                outcome.error = str(event["error"])
-                break
+    async with contextlib.aclosing(client.events(path, body, outcome)) as events:
+        async for event in events:
             value = event.get(key)
             if value:
                 outcome.note()

@@ -47,10 +47,7 @@ class AsyncRequestHandle:
         """Wait for the end and return the whole output, whatever has been read of it; raises the request's Error."""
         async for _ in self:
             pass
-        if self._state.error is not None:
-            raise self._state.error
-        assert self._state.completion is not None
-        return self._state.completion
+        return self._state.outcome()
 
     @property
     def request_id(self) -> int:

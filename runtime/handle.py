@@ -66,10 +66,7 @@ class RequestHandle:
         self._engine._drive(self._mailbox.finished.is_set)
         if not self._mailbox.finished.wait(timeout):
             raise TimeoutError(f"the request has not finished within {timeout:g} s; cancel() ends it")
-        if self._state.error is not None:
-            raise self._state.error
-        assert self._state.completion is not None
-        return self._state.completion
+        return self._state.outcome()
 
     @property
     def request_id(self) -> int:

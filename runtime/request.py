@@ -54,6 +54,13 @@ class RequestState:
         """Whether the completion or the error is there."""
         return self.completion is not None or self.error is not None
 
+    def outcome(self) -> Completion:
+        """Return the completion of a request that has ended; raises the Error it failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self.completion is not None
+        return self.completion
+
     def on_token(self, event: TokenEvent) -> bool:
         """Take one token; True when nothing more is wanted of the request, which should then be cancelled."""
         sequence = self._sequences[event.sequence_idx]

@@ -27,10 +27,12 @@ class Reply(Protocol):
     """
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """The client's name for the request, UTF-8; "" = none."""
 
     @property
-    def output_names(self) -> Collection[str]: ...
+    def output_names(self) -> Collection[str]:
+        """The outputs that answers may have, by name."""
 
     def send(self, outputs: dict[str, NDArray[Any]], final: bool) -> None:
         """Send one answer; with no outputs and `final`, the end alone."""

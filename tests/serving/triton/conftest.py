@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from plansmith.builder.build import build_engine, plan_build
+from tiny_engines import LIMITS
+from tiny_models import make_tiny
 from triton_servers import TritonServers
 
 
@@ -17,6 +21,16 @@ def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     servers = TritonServers(tmp_path_factory.mktemp("triton"))
     yield servers
     servers.stop_all()
+
+
+@pytest.fixture(scope="session")
+def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tiny engine whose texts are long enough to be stopped in the middle; do not change its files."""
+    folder = tmp_path_factory.mktemp("long_engine")
+    checkpoint = make_tiny("llama", folder / "checkpoint", max_position_embeddings=8192)
+    limits = {**LIMITS, "max_beam_width": 2, "max_seq_len": 8192}
+    build_engine(plan_build(checkpoint, ["cpu"], precision="fp32", limits=limits), folder / "engine")
+    return folder / "engine"
 
 
 @pytest.hookimpl(wrapper=True)

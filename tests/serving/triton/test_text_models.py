@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from plansmith.builder.build import build_engine, plan_build
 from plansmith.runtime.engine import Engine
 from plansmith.runtime.sampling import SamplingParams
 from plansmith.serving.repository.plan import Overrides, make_plan
 from plansmith.serving.repository.write import write_repository
 from tiny_engines import LIMITS
-from tiny_models import make_tiny
 from triton_servers import RunningTriton, TritonServers
 
 grpcclient = pytest.importorskip("tritonclient.grpc")
@@ -30,15 +28,6 @@ BLS = "tensorrt_llm_bls"
 PROMPTS = ["the quick brown fox", "Zwölf Boxkämpfer", "今日は", "a"]
 LONG = 6000  # tokens: seconds of this engine, so that a stop comes in the middle
 Row = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("text_models")
-    checkpoint = make_tiny("llama", folder / "checkpoint", max_position_embeddings=8192)
-    limits = {**LIMITS, "max_beam_width": 2, "max_seq_len": 8192}
-    build_engine(plan_build(checkpoint, ["cpu"], precision="fp32", limits=limits), folder / "engine")
-    return folder / "engine"
 
 
 @pytest.fixture(scope="module")
