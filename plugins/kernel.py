@@ -36,7 +36,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The least that an operation moves to and from memory, in bytes, and computes, in operations (a product and sum are 2)."""
+    """The least that an operation moves to and from memory, and computes (a product and its sum are 2 operations)."""
 
     num_bytes: int
     num_operations: int

@@ -1,4 +1,4 @@
-"""Runs a kernel on torch tensors: by Triton's interpreter where TRITON_INTERPRET=1 was set before import, else on a GPU."""
+"""Runs a kernel on torch tensors: by the interpreter if TRITON_INTERPRET=1 was set before import, else on a GPU."""
 
 from __future__ import annotations
 
