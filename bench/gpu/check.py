@@ -1,0 +1,151 @@
+"""Everything that only a GPU can tell about plansmith, in one call: correctness, then speed, then a table.
+
+    bench/gpu_check.sh                        all stages on this machine's GPU, under 8 minutes
+    bench/gpu_check.sh --dry-run              the same code at tiny sizes on the CPU, by the interpreter of the Triton language
+    bench/gpu_check.sh --stages decode,step   some of them
+
+Each stage is a process of its own with a limit of its own, so that one that crashes or hangs costs its own rows alone. What a
+stage has found so far is written after each row, and the whole result after each stage. The exit status is 1 where a result
+was wrong or a stage did not end; a goal of speed that was missed does not change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import results
+import stages
+
+HERE = Path(__file__).resolve().parent
+
+
+def run_stage(
+    stage: stages.Stage, options: argparse.Namespace, limit_s: float, scratch: Path
+) -> dict[str, Any]:
+    """Return {status, seconds, rows, log} of one stage, run in a process of its own for `limit_s` seconds at most."""
+    rows_file, log_file = scratch / f"{stage.name}.jsonl", scratch / f"{stage.name}.log"
+    command = [sys.executable, str(HERE / "stage_main.py"), stage.name, str(rows_file)]
+    command += ["--seed", str(options.seed), "--limit-s", str(limit_s)]
+    command += ["--dry-run"] if options.dry_run else []
+    environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    if options.dry_run:
+        environment["TRITON_INTERPRET"] = "1"
+    else:
+        environment.pop("TRITON_INTERPRET", None)
+    started = time.monotonic()
+    with log_file.open("w") as log:
+        # A session of its own: what a stage starts (compilers, pytest) ends with it.
+        child = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            code: int | None = child.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(child)
+    return {
+        "status": _status(code),
+        "seconds": round(time.monotonic() - started, 1),
+        "limit_s": round(limit_s, 1),
+        "rows": results.read_rows(rows_file),
+        "log": log_file.read_text(errors="replace")[-4000:],
+    }
+
+
+def _status(code: int | None) -> str:
+    """Return how a stage's process ended, in words."""
+    if code is None:
+        return "timeout"
+    if code == 0:
+        return "done"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a stage's process group and wait for its leader."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def main() -> int:
+    """Run the stages that were asked for; print the table; return the exit status."""
+    options = arguments()
+    chosen = stages.choose(options.stages)
+    budget_s = options.budget_s or (3600.0 if options.dry_run else 460.0)
+    started = time.monotonic()
+    report: dict[str, Any] = {
+        "version": results.VERSION,
+        "dry_run": options.dry_run,
+        "seed": options.seed,
+        "date": time.strftime("%Y-%m-%d"),
+        "goals": stages.GOALS,
+        "stages": {},
+    }
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
+        for stage in chosen:
+            left = budget_s - (time.monotonic() - started)
+            limit = min(stage.dry_limit_s if options.dry_run else stage.limit_s, left)
+            if limit < 5:
+                found: dict[str, Any] = {"status": "no time left", "seconds": 0.0, "rows": [], "log": ""}
+            else:
+                print(f"{stage.name}: {stage.title} ...", file=sys.stderr, flush=True)
+                found = run_stage(stage, options, limit, Path(scratch))
+            report["stages"][stage.name] = found
+            report["seconds"] = round(time.monotonic() - started, 1)
+            results.write(report, options.output)
+            print(f"{stage.name}: {found['status']} after {found['seconds']} s", file=sys.stderr, flush=True)
+            if found["status"] not in ("done", "no time left"):
+                print(found["log"][-1500:], file=sys.stderr, flush=True)
+    print(results.table(report))
+    print(f"\n{results.summary(report)}\nwritten to {options.output}")
+    return 0 if results.is_right(report) else 1
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line's options, checked."""
+    parser = argparse.ArgumentParser(
+        prog="bench/gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny sizes on the CPU; no number of it is a measurement"
+    )
+    parser.add_argument(
+        "--stages", default="", help=f"names with commas between them: {', '.join(stages.NAMES)}"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("--budget-s", type=float, default=0.0, help="seconds for all stages (default 460)")
+    default = Path(os.environ.get("OUT") or "build") / "gpu_check.json"
+    parser.add_argument(
+        "--output", type=Path, default=default, help="the JSON file (default $OUT/gpu_check.json)"
+    )
+    options = parser.parse_args()
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        stages.choose(options.stages)
+    except KeyError as error:
+        parser.error(str(error.args[0]))
+    if not options.dry_run and not has_gpu():
+        parser.error("no CUDA device here; run it where there is one, or with --dry-run")
+    return options
+
+
+def has_gpu() -> bool:
+    """Return whether torch sees a CUDA device, asked in a process of its own: this one holds no GPU memory."""
+    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

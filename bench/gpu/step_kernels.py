@@ -1,0 +1,56 @@
+"""The small kernels between a decode step's matrix products: the norm with the residual's sum, and SiLU times up.
+
+T tokens, E hidden, I intermediate. Both are limited by bytes: each reads its inputs once and writes its outputs once. A plan's
+compiler makes such kernels itself; the benchmark's step has no compiler, so it brings its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_rms_norm(x, residual, weight, out, eps, E: tl.constexpr, BLOCK: tl.constexpr):
+    """residual += x, in its own type as transformers adds it; out = residual / rms(residual) * weight."""
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < E
+    at = row * E + column
+    total = tl.load(residual + at, mask=inside, other=0.0) + tl.load(x + at, mask=inside, other=0.0)
+    tl.store(residual + at, total, mask=inside)
+    wide = total.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide) / E + eps)
+    # Rounded before the weight, as transformers' LlamaRMSNorm does.
+    normed = (wide * scale).to(out.dtype.element_ty)
+    tl.store(out + at, normed * tl.load(weight + column, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, I: tl.constexpr, BLOCK: tl.constexpr):
+    """out = silu(gate) * up, where a row of gate_up is gate's I columns and then up's."""
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < I
+    gate = tl.load(gate_up + row * 2 * I + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * I + I + column, mask=inside, other=0.0)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
+    tl.store(out + row * I + column, silu * up, mask=inside)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
+) -> None:
+    """Add x (T, E) to `residual` in place; write its norm times weight (E,) to out (T, E). All of one type."""
+    num_tokens, hidden = x.shape
+    block = triton.next_power_of_2(hidden)
+    _add_rms_norm[(num_tokens,)](x, residual, weight, out, eps, E=hidden, BLOCK=block, num_warps=8)
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """Write silu(gate) * up to out (T, I); gate_up (T, 2 * I), of the same type."""
+    num_tokens, intermediate = out.shape
+    block = min(1024, triton.next_power_of_2(intermediate))
+    grid = (num_tokens, triton.cdiv(intermediate, block))
+    _silu_mul[grid](gate_up, out, I=intermediate, BLOCK=block, num_warps=4)
