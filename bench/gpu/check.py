@@ -1,17 +1,18 @@
 """Everything that only a GPU can tell about plansmith, in one call: correctness, then speed, then a table.
 
     bench/gpu_check.sh                        all stages on this machine's GPU, under 8 minutes
-    bench/gpu_check.sh --dry-run              the same code at tiny sizes on the CPU, by the interpreter of the Triton language
+    bench/gpu_check.sh --dry-run              the same code at tiny sizes on the CPU, interpreted
     bench/gpu_check.sh --stages decode,step   some of them
 
-Each stage is a process of its own with a limit of its own, so that one that crashes or hangs costs its own rows alone. What a
-stage has found so far is written after each row, and the whole result after each stage. The exit status is 1 where a result
-was wrong or a stage did not end; a goal of speed that was missed does not change it.
+Each stage is a process of its own with a limit of its own, so that one that crashes or hangs costs its own rows alone.
+What a stage has found so far is written after each row, and the whole result after each stage. The exit status is 1
+where a result was wrong or a stage did not end; a goal of speed that was missed does not change it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -72,10 +73,8 @@ def _status(code: int | None) -> str:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End a stage's process group and wait for its leader."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
 
 
@@ -118,9 +117,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench/gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="tiny sizes on the CPU; no number of it is a measurement"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU; measures nothing")
     parser.add_argument(
         "--stages", default="", help=f"names with commas between them: {', '.join(stages.NAMES)}"
     )

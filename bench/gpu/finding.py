@@ -45,7 +45,7 @@ class Findings:
         self.add(Row(case, WRONG if wrong else RIGHT, float(wrong), "differ", detail=detail))
 
     def close(self, case: str, got: torch.Tensor, want: torch.Tensor, bound: float | torch.Tensor) -> None:
-        """Judge a result by its largest absolute error over its bound, which may be of each element; NaN never passes."""
+        """Judge a result by its largest error over its bound, which may be each element's own; NaN never passes."""
         got, want = got.detach().cpu().double(), want.detach().cpu().double()
         if got.shape != want.shape:
             self.add(Row(case, WRONG, detail=f"shape {tuple(got.shape)}, expected {tuple(want.shape)}"))

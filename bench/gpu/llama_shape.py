@@ -65,7 +65,7 @@ class Weights:
 
 
 def random_weights(device: Device, shape: Shape, dtype: torch.dtype) -> Weights:
-    """Return weights whose products keep the size of their inputs: normal numbers over the root of the columns summed."""
+    """Return normal weights over the root of the columns summed, so that products keep their input's size."""
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return device.normal(rows, columns, dtype=dtype, scale=columns**-0.5)

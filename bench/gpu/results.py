@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def write(report: dict[str, Any], path: Path) -> None:
     """Write the report, whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def verdicts(report: dict[str, Any]) -> list[str]:
@@ -85,7 +84,8 @@ def summary(report: dict[str, Any]) -> str:
     """Return one line: how many results were right and wrong, goals met and missed, stages that did not end."""
     found = verdicts(report)
     ends = [f"{name} ({s['status']})" for name, s in report["stages"].items() if s["status"] != "done"]
-    text = f"{found.count(RIGHT)} right, {found.count(WRONG)} wrong; goals: {found.count(MET)} met, {found.count(MISSED)} missed"
+    text = f"{found.count(RIGHT)} right, {found.count(WRONG)} wrong; "
+    text += f"goals: {found.count(MET)} met, {found.count(MISSED)} missed"
     text += f"; not ended: {', '.join(ends)}" if ends else ""
     return text + ("; dry run: no time here is a measurement" if report["dry_run"] else "")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 GOALS = {"decode": 0.85, "prefill": 0.9, "step": 1.3}
-"""decode: of the copy bandwidth at batch 64, context 4096; prefill: of torch's fastest attention; step: of transformers."""
+"""decode: of the copy bandwidth at batch 64, context 4096; prefill: of torch's fastest; step: of transformers."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The small kernels between a decode step's matrix products: the norm with the residual's sum, and SiLU times up.
 
-T tokens, E hidden, I intermediate. Both are limited by bytes: each reads its inputs once and writes its outputs once. A plan's
-compiler makes such kernels itself; the benchmark's step has no compiler, so it brings its own.
+T tokens, E hidden, I intermediate. Both are limited by bytes: each reads its inputs once and writes its outputs once.
+A plan's compiler makes such kernels itself; the benchmark's step has no compiler, so it brings its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def _add_rms_norm(x, residual, weight, out, eps, E: tl.constexpr, BLOCK: tl.constexpr):
-    """residual += x, in its own type as transformers adds it; out = residual / rms(residual) * weight."""
+    """Add x to the residual, rounded as transformers rounds it; out = residual / rms(residual) * weight."""
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < E
@@ -28,15 +28,15 @@ def _add_rms_norm(x, residual, weight, out, eps, E: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _silu_mul(gate_up, out, I: tl.constexpr, BLOCK: tl.constexpr):
-    """out = silu(gate) * up, where a row of gate_up is gate's I columns and then up's."""
+def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Write silu(gate) * up, where a row of gate_up is gate's WIDTH columns and then up's."""
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < I
-    gate = tl.load(gate_up + row * 2 * I + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * I + I + column, mask=inside, other=0.0)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
     silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
-    tl.store(out + row * I + column, silu * up, mask=inside)
+    tl.store(out + row * WIDTH + column, silu * up, mask=inside)
 
 
 def add_rms_norm(
@@ -53,4 +53,4 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     num_tokens, intermediate = out.shape
     block = min(1024, triton.next_power_of_2(intermediate))
     grid = (num_tokens, triton.cdiv(intermediate, block))
-    _silu_mul[grid](gate_up, out, I=intermediate, BLOCK=block, num_warps=4)
+    _silu_mul[grid](gate_up, out, WIDTH=intermediate, BLOCK=block, num_warps=4)

@@ -1,8 +1,8 @@
 """The decode step in transformers: LlamaForCausalLM with a static cache, over our weights, as fast as it can be had.
 
-Its attention is scaled_dot_product_attention and the step is one CUDA graph. The step's cache is exactly full, so that no mask is
-needed and torch takes its fastest kernel. `compiled` is the same under torch.compile, which is what
-`cache_implementation="static"` with mode "reduce-overhead" runs: compiled kernels in a CUDA graph.
+Its attention is scaled_dot_product_attention and the step is one CUDA graph. The step's cache is exactly full, so that
+no mask is needed and torch takes its fastest kernel. `compiled` is the same under torch.compile, which is what a static
+cache with mode "reduce-overhead" runs: compiled kernels in a CUDA graph.
 """
 
 from __future__ import annotations
