@@ -1,0 +1,1 @@
+"""Executors of compiled GPU plans: TensorRT and TensorRT-RTX through one code path."""
