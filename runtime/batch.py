@@ -1,4 +1,6 @@
-"""What goes between the core and an executor: its description, a step's arrays, copies of blocks, parts of adapters."""
+"""What goes between the core and an executor: its description, a step's arrays, how its rows are drawn, copies of
+blocks, parts of adapters.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,41 @@ from ._native import native
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+WordArray = NDArray[np.uint32]
+RecordArray = NDArray[np.void]  # of one of the types below
+MAX_TOP_LOGPROBS = 20  # PSM_MAX_TOP_LOGPROBS
+ROW_BAD_LOGITS, ROW_FORBIDDEN, ROW_OVERFLOW = (
+    -1,
+    -2,
+    -3,
+)  # PSM_ROW_...: ROW_SAMPLE's token where there is none
+# psm_sampling_row, psm_logit_edit and psm_row_sample, field by field: 32-bit words without padding.
+SAMPLING_ROW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("output_idx", np.int32),
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("top_k", np.int32),
+        ("num_logprobs", np.int32),
+        ("edit_begin", np.int32),
+        ("edit_end", np.int32),
+        ("mask_idx", np.int32),
+        ("reserved", np.int32),
+    ]
+)
+LOGIT_EDIT = np.dtype([("id", np.int32), ("factor", np.float32), ("minus", np.float32), ("plus", np.float32)])
+ROW_SAMPLE = np.dtype(
+    [
+        ("token", np.int32),
+        ("logprob", np.float32),
+        ("num_top", np.int32),
+        ("reserved", np.int32),
+        ("top_ids", np.int32, MAX_TOP_LOGPROBS),
+        ("top_logprobs", np.float32, MAX_TOP_LOGPROBS),
+    ]
+)
 COPY_KINDS = ("device", "to_host", "from_host")  # in the order of psm_block_copy.kind
 
 
@@ -21,6 +58,7 @@ class ModelInfo:
 
     max_logits_rows : most rows of logits in a step; 0 = max_batch_size
     max_adapters, max_adapter_rank : LoRA adapters it holds at a time, 0 = it takes none, and the most of each
+    samples_rows : 1 = its collect draws tokens itself
     """
 
     vocab_size: int
@@ -37,16 +75,19 @@ class ModelInfo:
     max_logits_rows: int = 0
     max_adapters: int = 0
     max_adapter_rank: int = 0
+    samples_rows: int = 0
 
     @classmethod
     def from_struct(cls, struct: Any) -> ModelInfo:
         """Return the fields of a psm_model_info."""
-        return cls(**{field.name: int(getattr(struct, field.name)) for field in dataclasses.fields(cls)})
+        return cls(**{field.name: int(getattr(struct, field.name, 0)) for field in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """One mixed step as views of the core's arrays, valid during the call only; copy what you keep.
+
+    Those that launch is given stay valid until collect has returned.
 
     input_ids, position_ids : (T,) int32
     query_lens, kv_lens : (B,) int32; cu_query_lens : (B + 1,)
@@ -81,6 +122,34 @@ class Batch:
             logits_rows=_int32_view(batch.logits_rows, batch.num_logits_rows),
             adapter_slots=_int32_view(batch.adapter_slots, num_seqs) if batch.adapter_slots else None,
             native=batch,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSampling:
+    """How each row of a step is to be drawn, as views of the core's arrays, valid until collect returns.
+
+    rows : (R,) SAMPLING_ROW, in the order of the batch's logits_rows
+    edits : (N,) LOGIT_EDIT; a row's are edits[edit_begin:edit_end]
+    masks : (M, (V + 31) // 32) uint32, bit id % 32 of word id // 32: the token may be drawn
+    native : the psm_step_sampling pointer itself, for executors that pass it on
+    """
+
+    rows: RecordArray
+    edits: RecordArray
+    masks: WordArray
+    native: Any = dataclasses.field(repr=False)
+
+    @classmethod
+    def from_pointer(cls, sampling: Any) -> StepSampling:
+        """Return views over a psm_step_sampling."""
+        num_masks, mask_words = sampling.num_masks, sampling.mask_words
+        masks = _view(sampling.masks, num_masks * mask_words, np.dtype(np.uint32))
+        return cls(
+            rows=_view(sampling.rows, sampling.num_rows, SAMPLING_ROW),
+            edits=_view(sampling.edits, sampling.num_edits, LOGIT_EDIT),
+            masks=masks.reshape(num_masks, mask_words),
+            native=sampling,
         )
 
 
@@ -124,6 +193,12 @@ class AdapterModule(NamedTuple):
         a = _float_view(module.a, module.rank * module.in_features).reshape(module.rank, module.in_features)
         b = _float_view(module.b, module.out_features * module.rank).reshape(module.out_features, module.rank)
         return cls(module.layer_idx, module.module, module.scale, a, b)
+
+
+def _view(pointer: Any, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if count == 0:
+        return np.empty(0, dtype)
+    return np.frombuffer(native().ffi.buffer(pointer, count * dtype.itemsize), dtype)
 
 
 def _float_view(pointer: Any, count: int) -> Float32Array:

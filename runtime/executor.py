@@ -12,10 +12,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from ._native import native
-from .batch import AdapterModule, Batch, BlockCopy, Float32Array, Int32Array, ModelInfo
+from .batch import (
+    LOGIT_EDIT,
+    ROW_SAMPLE,
+    SAMPLING_ROW,
+    AdapterModule,
+    Batch,
+    BlockCopy,
+    Float32Array,
+    Int32Array,
+    ModelInfo,
+    RecordArray,
+    StepSampling,
+)
 from .errors import ExecutorError, ShapeError, ShutdownError
 
 __all__ = [
+    "LOGIT_EDIT",
+    "ROW_SAMPLE",
+    "SAMPLING_ROW",
     "AdapterModule",
     "Batch",
     "BlockCopy",
@@ -23,18 +38,21 @@ __all__ = [
     "ExecutorModel",
     "Float32Array",
     "Int32Array",
+    "LaunchingModel",
     "ModelInfo",
     "PythonExecutor",
+    "RecordArray",
+    "StepSampling",
     "cpu_executor",
     "simulated_executor",
 ]
 
 _OK, _ERROR_EXECUTOR = 0, 8
-_OPTIONAL = ("copy_blocks", "open_host", "load_adapter", "unload_adapter")
+_OPTIONAL = ("step", "launch", "collect", "copy_blocks", "open_host", "load_adapter", "unload_adapter")
 
 
-class ExecutorModel(Protocol):
-    """What a Python executor implements; called by one thread at a time: describe, open, step..., close.
+class _Model(Protocol):
+    """What every Python executor implements; called by one thread at a time: describe, open, steps, close.
 
     It may have more methods, which the engine uses where they are:
 
@@ -51,11 +69,29 @@ class ExecutorModel(Protocol):
     def open(self, num_blocks: int) -> None:
         """Allocate pools of num_blocks KV blocks. Called once."""
 
+    def close(self) -> None:
+        """Release everything."""
+
+
+class ExecutorModel(_Model, Protocol):
+    """A Python executor whose step is one call."""
+
     def step(self, batch: Batch) -> Float32Array:
         """Run one step and return its logits, (R, V) float32."""
 
-    def close(self) -> None:
-        """Release everything."""
+
+class LaunchingModel(_Model, Protocol):
+    """A Python executor whose device works by itself: while it does, the engine makes what the step needs next."""
+
+    def launch(self, batch: Batch) -> None:
+        """Hand one step to the device and return without waiting. The batch stays valid until collect has returned."""
+
+    def collect(self, sampling: StepSampling | None) -> Float32Array | RecordArray:
+        """Wait for the step that was launched; return its logits, or with `sampling` what was drawn from them.
+
+        sampling : given only where describe says samples_rows = 1, and only when every row can be drawn so
+        returns : (R, V) float32; with `sampling` (R,) of type ROW_SAMPLE
+        """
 
 
 class Executor:
@@ -69,6 +105,7 @@ class Executor:
         self.callback_thread: int | None = None  # the thread that is inside Python code called by the core
         self.is_engine_closing = False  # no step begins from then on
         self._vocab_size: int | None = None
+        self._num_launched_rows = 0
 
     def describe(self) -> ModelInfo:
         """Return the executor's sizes and limits."""
@@ -81,22 +118,46 @@ class Executor:
         self._check(self.struct.open(self.struct.self, num_blocks))
 
     def step(self, batch: Batch) -> Float32Array:
-        """Run one step and return a copy of its logits, (R, V) float32."""
-        core = native()
+        """Run one step, whether it is one call or two, and return a copy of its logits, (R, V) float32."""
+        if self.can("launch"):
+            self.launch(batch)
+            logits: Float32Array = self.collect(None)
+            return logits
+        out = native().ffi.new("const float**")
+        self._check(self.struct.step(self.struct.self, batch.native, out))
+        return self._copy_logits(out, len(batch.logits_rows))
+
+    def launch(self, batch: Batch) -> None:
+        """Hand one step to the executor; `collect` waits for it. The batch must stay valid until then."""
+        self._check(self.struct.launch(self.struct.self, batch.native))
+        self._num_launched_rows = len(batch.logits_rows)
+
+    def collect(self, sampling: StepSampling | None) -> Any:
+        """Wait for the step that was launched; return a copy of its logits, (R, V) float32, or with `sampling` what was
+        drawn, (R,) ROW_SAMPLE.
+        """
+        ffi = native().ffi
+        rows, out = self._num_launched_rows, ffi.new("const float**")
+        if sampling is None:
+            self._check(self.struct.collect(self.struct.self, ffi.NULL, ffi.NULL, out))
+            return self._copy_logits(out, rows)
+        samples: RecordArray = np.zeros(rows, ROW_SAMPLE)
+        pointer = ffi.cast("psm_row_sample*", ffi.from_buffer(samples.view(np.uint8)))
+        self._check(self.struct.collect(self.struct.self, sampling.native, pointer, out))
+        return samples
+
+    def _copy_logits(self, out: Any, rows: int) -> Float32Array:
         if self._vocab_size is None:
             self._vocab_size = self.describe().vocab_size
-        out = core.ffi.new("const float**")
-        self._check(self.struct.step(self.struct.self, batch.native, out))
-        rows = len(batch.logits_rows)
         if rows == 0:
             return np.empty((0, self._vocab_size), np.float32)
-        data = core.ffi.buffer(out[0], rows * self._vocab_size * 4)
+        data = native().ffi.buffer(out[0], rows * self._vocab_size * 4)
         logits: Float32Array = np.frombuffer(data, np.float32).reshape(rows, self._vocab_size).copy()
         return logits
 
     def can(self, name: str) -> bool:
         """Return whether it has an optional function of psm_executor, such as "copy_blocks"."""
-        return bool(getattr(self.struct, name))
+        return bool(getattr(self.struct, name, None))
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in order, each copy seeing what those before it wrote."""
@@ -122,10 +183,11 @@ class Executor:
 class PythonExecutor(Executor):
     """An executor over a Python object. An exception in it fails the step with PSM_ERROR_EXECUTOR and its text."""
 
-    def __init__(self, model: ExecutorModel) -> None:
+    def __init__(self, model: ExecutorModel | LaunchingModel) -> None:
         core = native()
         self._model: Any = model  # with more methods than the protocol names
         self._logits: Float32Array | None = None  # keeps the last step's result alive for the core
+        self._rows_in_flight = 0  # of the step that was launched
         self._error_text = core.ffi.NULL
         ffi = core.ffi
         types = {name: field.type for name, field in ffi.typeof("psm_executor").fields}
@@ -135,7 +197,7 @@ class PythonExecutor(Executor):
         }
         if hasattr(model, "now_ns"):
             self._callbacks["now_ns"] = ffi.callback(types["now_ns"], lambda _self: model.now_ns())
-        for name in ("describe", "open", "step", *(name for name in _OPTIONAL if hasattr(model, name))):
+        for name in ("describe", "open", *(name for name in _OPTIONAL if hasattr(model, name))):
             self._callbacks[name] = ffi.callback(types[name], self._guarded(name), error=_ERROR_EXECUTOR)
         struct = core.new("psm_executor")
         for name, callback in self._callbacks.items():
@@ -161,7 +223,8 @@ class PythonExecutor(Executor):
         described = self._model.describe()
         self._vocab_size = described.vocab_size
         for name, value in dataclasses.asdict(described).items():
-            setattr(info, name, value)
+            if hasattr(info, name):
+                setattr(info, name, value)
 
     def _open(self, num_blocks: int) -> None:
         self._model.open(num_blocks)
@@ -169,14 +232,36 @@ class PythonExecutor(Executor):
     def _step(self, batch_pointer: Any, out: Any) -> None:
         with self._called():
             batch = Batch.from_pointer(batch_pointer)
-            logits = np.ascontiguousarray(self._model.step(batch), dtype=np.float32)
-            wanted = (len(batch.logits_rows), self._vocab_size)
-            if logits.shape != wanted:
+            self._give_logits(self._model.step(batch), len(batch.logits_rows), out)
+
+    def _launch(self, batch_pointer: Any) -> None:
+        with self._called():
+            batch = Batch.from_pointer(batch_pointer)
+            self._rows_in_flight = len(batch.logits_rows)
+            self._model.launch(batch)
+
+    def _collect(self, sampling_pointer: Any, samples: Any, out: Any) -> None:
+        with self._called(begins=False):
+            ffi = native().ffi
+            rows = self._rows_in_flight
+            if sampling_pointer == ffi.NULL:
+                return self._give_logits(self._model.collect(None), rows, out)
+            drawn = self._model.collect(StepSampling.from_pointer(sampling_pointer))
+            given = getattr(drawn, "dtype", None), getattr(drawn, "shape", None)
+            if given != (ROW_SAMPLE, (rows,)):
                 raise ShapeError(
-                    f"the executor returned logits of shape {logits.shape}, the step wants {wanted}"
+                    f"the executor's collect returned {given[0]} of shape {given[1]} for what it drew, the step wants "
+                    f"ROW_SAMPLE of shape ({rows},)"
                 )
-            self._logits = logits
-            out[0] = native().ffi.from_buffer("float[]", logits)
+            ffi.memmove(samples, np.ascontiguousarray(drawn).view(np.uint8), rows * ROW_SAMPLE.itemsize)
+
+    def _give_logits(self, logits: Any, rows: int, out: Any) -> None:
+        logits = np.ascontiguousarray(logits, dtype=np.float32)
+        wanted = (rows, self._vocab_size)
+        if logits.shape != wanted:
+            raise ShapeError(f"the executor returned logits of shape {logits.shape}, the step wants {wanted}")
+        self._logits = logits
+        out[0] = native().ffi.from_buffer("float[]", logits)
 
     def _copy_blocks(self, copies: Any, count: int) -> None:
         with self._called():
@@ -194,11 +279,11 @@ class PythonExecutor(Executor):
             self._model.unload_adapter(slot)
 
     @contextlib.contextmanager
-    def _called(self) -> Iterator[None]:
+    def _called(self, begins: bool = True) -> Iterator[None]:
         """Note the thread that the core waits for; refuse to begin while the engine closes."""
         self.callback_thread = threading.get_ident()
         try:
-            if self.is_engine_closing:
+            if self.is_engine_closing and begins:
                 raise ShutdownError("the engine was closed before the step")
             yield
         finally:

@@ -17,7 +17,7 @@ constexpr uint64_t kDefaultMaxKvBytes = uint64_t{1} << 30;
 #define END(field) PSM_FIELD_END(psm_executor, field)
 const FieldEnds kExecutorEnds = {END(close),     END(last_error),   END(copy_blocks),
                                  END(open_host), END(load_adapter), END(unload_adapter),
-                                 END(now_ns)};
+                                 END(now_ns),    END(launch),      END(collect)};
 #undef END
 #define END(field) PSM_FIELD_END(psm_engine_options, field)
 const FieldEnds kEngineOptionsEnds = {sizeof(size_t),
@@ -52,14 +52,24 @@ psm_executor ReadExecutor(const psm_executor* executor) {
     bool present;
   } functions[] = {{"describe", e.describe != nullptr},
                    {"open", e.open != nullptr},
-                   {"step", e.step != nullptr},
+                   {"step", e.step != nullptr || e.launch != nullptr},
                    {"close", e.close != nullptr}};
   for (const auto& f : functions) {
     if (!f.present) {
       throw StatusError(
           PSM_ERROR_INVALID_ARGUMENT,
-          Format("psm_executor.%s is NULL; only last_error and what follows it may be", f.name));
+          Format("psm_executor.%s is NULL; only last_error and what follows it may be%s", f.name,
+                 std::strcmp(f.name, "step") == 0 ? ", or step where launch and collect are there"
+                                                  : ""));
     }
+  }
+  if ((e.launch != nullptr) != (e.collect != nullptr)) {
+    throw StatusError(
+        PSM_ERROR_INVALID_ARGUMENT,
+        Format("psm_executor.%s is NULL but %s is not; a step in two halves needs both, a step in "
+               "one call neither",
+               e.launch == nullptr ? "launch" : "collect",
+               e.launch == nullptr ? "collect" : "launch"));
   }
   return e;
 }
@@ -98,6 +108,8 @@ psm_model_info Describe(const psm_executor& executor) {
   CheckInfoField("max_adapter_rank", info.max_adapter_rank, 0);
   CheckInfoField("kv_bytes_per_block", info.kv_bytes_per_block != 0, 1);
   info.struct_size = PSM_MODEL_INFO_SIZE;
+  if (executor.collect == nullptr) info.samples_rows = 0;
+  CheckInfoField("samples_rows", info.samples_rows, 0);
   if (info.max_logits_rows == 0) info.max_logits_rows = info.max_batch_size;
   return info;
 }
@@ -275,6 +287,7 @@ EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_opt
   if (o.draft_mode == PSM_DRAFT_MODEL) {
     config.draft = ReadExecutor(o.draft_executor);
     if (config.draft.self == config.executor.self && config.draft.step == config.executor.step &&
+        config.draft.launch == config.executor.launch &&
         config.draft.close == config.executor.close) {
       throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
                         "draft_executor is the engine's own executor, which has one KV pool and is "

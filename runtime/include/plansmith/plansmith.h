@@ -69,7 +69,7 @@ extern "C" {
 /* ---------------------------------------------------------------- versions, status, errors */
 
 /* Major changes break the ABI, minor ones append. */
-enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 1 };
+enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 2 };
 
 /* major * 1000 + minor of the library that is loaded. Any thread. */
 PSM_API int32_t psm_abi_version(void);
@@ -124,10 +124,13 @@ typedef struct psm_model_info {
   int32_t max_logits_rows;     /* most rows of logits in a step; 0 = max_batch_size */
   int32_t max_adapters;        /* LoRA adapters it holds at a time; 0 = it takes none */
   int32_t max_adapter_rank;    /* of one adapter */
+  int32_t samples_rows;        /* ABI 1.2, in what was padding; only looked at where the executor has
+                                  collect: 1 = collect draws the tokens itself; 0 */
   uint64_t kv_bytes_per_block; /* bytes of one block over all layers, K and V together */
 } psm_model_info;
 
-/* One mixed step. All arrays are owned by the caller and valid during the call only.
+/* One mixed step. All arrays are owned by the caller and valid during the call only; those of a
+ * step in two halves from the call of launch to the end of collect.
  * Sequence b has query_lens[b] new tokens, which are the last of its kv_lens[b] positions; the step
  * writes their K and V into the pool before it attends. Position p of sequence b lies in block
  * block_table[b * stride + p / tokens_per_block]. Sequences may share blocks, but none that is
@@ -153,6 +156,68 @@ typedef struct psm_batch {
   const int32_t* logits_rows;   /* [R] rows (0..T-1) whose logits are wanted, ascending */
   const int32_t* adapter_slots; /* [B] slot of load_adapter, -1 = none; NULL = none at all */
 } psm_batch;
+
+enum { PSM_MAX_TOP_LOGPROBS = 20 };
+
+/* How the token of one row of logits is drawn. This and the three structs that follow (ABI 1.2) are
+ * 32-bit words without padding, so that a device reads and writes them as they are. */
+typedef struct psm_sampling_row {
+  uint64_t seed;
+  int32_t output_idx;   /* which token of its output it is, from 0: the draw depends on (seed,
+                           output_idx) alone */
+  float temperature;    /* 0 = greedy: the best logit, the lowest id of equal ones */
+  float top_p;          /* (0, 1], of this row */
+  float min_p;          /* [0, 1] */
+  int32_t top_k;        /* 0 = all */
+  int32_t num_logprobs; /* 0 = none; n: the token's own and the n best, of the logits as the model
+                           gave them */
+  int32_t edit_begin;   /* edits[edit_begin .. edit_end) are this row's */
+  int32_t edit_end;
+  int32_t mask_idx; /* the row's mask; -1 = every token may be drawn */
+  int32_t reserved; /* 0 */
+} psm_sampling_row;
+
+/* A change of one logit: x = x > 0 ? x / factor : x * factor, then x = x - minus, then x = x + plus,
+ * each rounded to float32. It stands for the request's penalties, logit_bias, bad_words,
+ * no_repeat_ngram_size and min_tokens. */
+typedef struct psm_logit_edit {
+  int32_t id; /* ascending within a row, each once */
+  float factor;
+  float minus;
+  float plus; /* -INFINITY forbids the token */
+} psm_logit_edit;
+
+/* The draws of a step: for each row the mask, then the edits, then temperature, top_k, top_p, min_p
+ * and the draw as docs/design.md has it, so that equal logits give equal tokens on every executor.
+ * Owned by the engine, valid until collect returns. */
+typedef struct psm_step_sampling {
+  size_t struct_size;
+  int32_t num_rows; /* R, the batch's num_logits_rows, in their order */
+  int32_t num_edits;
+  int32_t num_masks;
+  int32_t mask_words;           /* (V + 31) / 32 */
+  const psm_sampling_row* rows; /* [num_rows] */
+  const psm_logit_edit* edits;  /* [num_edits] */
+  const uint32_t* masks;        /* [num_masks, mask_words] bit id % 32 of word id / 32: may be drawn;
+                                   bits behind V are 0 */
+} psm_step_sampling;
+
+/* psm_row_sample.token where there is none. */
+enum {
+  PSM_ROW_BAD_LOGITS = -1, /* the model's logits hold NaN or +infinity */
+  PSM_ROW_FORBIDDEN = -2,  /* every token is at -infinity */
+  PSM_ROW_OVERFLOW = -3    /* the edits made NaN or +infinity of the model's logits */
+};
+
+/* What was drawn from a row. */
+typedef struct psm_row_sample {
+  int32_t token;    /* or PSM_ROW_... */
+  float logprob;    /* of the token; with num_logprobs */
+  int32_t num_top;  /* with num_logprobs: of them, those that are not at -infinity; else 0 */
+  int32_t reserved; /* 0 */
+  int32_t top_ids[PSM_MAX_TOP_LOGPROBS]; /* best first, the lower id of equal ones */
+  float top_logprobs[PSM_MAX_TOP_LOGPROBS];
+} psm_row_sample;
 
 /* psm_block_copy.kind. Device blocks are those of open, host blocks those of open_host. */
 enum { PSM_COPY_DEVICE = 0, PSM_COPY_TO_HOST = 1, PSM_COPY_FROM_HOST = 2 };
@@ -189,9 +254,9 @@ typedef struct psm_lora_module {
 } psm_lora_module;
 
 /* A table of functions: anything that turns a psm_batch into logits. The engine calls them from one
- * thread at a time (describe and open in psm_engine_create's, step and copy_blocks in the engine's
- * own or psm_engine_step's, adapters in psm_engine_load_adapter's, close in psm_engine_destroy's),
- * in the order describe, open, step..., close.
+ * thread at a time (describe and open in psm_engine_create's, step, launch, collect and copy_blocks
+ * in the engine's own or psm_engine_step's, adapters in psm_engine_load_adapter's, close in
+ * psm_engine_destroy's), in the order describe, open, step..., close.
  * `self` is passed through. A step that fails fails every request in it with PSM_ERROR_EXECUTOR and
  * last_error's text; the engine goes on with the others. Logits must not hold NaN or +infinity: the
  * request whose row does fails. A step may call psm_engine_submit, _cancel and the statistics of
@@ -205,7 +270,7 @@ typedef struct psm_executor {
   /* Allocate pools of num_blocks KV blocks. Called once. */
   psm_status (*open)(void* self, int32_t num_blocks);
   /* Run one step; *logits points to [R, V] float32, row-major, owned by the executor until its next
-   * call. */
+   * call. May be NULL where launch and collect are there: the engine then calls those alone. */
   psm_status (*step)(void* self, const psm_batch* batch, const float** logits);
   /* Release everything, self included. Never fails. */
   void (*close)(void* self);
@@ -227,6 +292,21 @@ typedef struct psm_executor {
   /* The executor's own clock, ns, never going back: all the engine's times and deadlines are then
    * in it. Any thread. */
   int64_t (*now_ns)(void* self);
+
+  /* ABI 1.2: a step in two halves, for executors whose device works by itself. Both or neither.
+   *
+   * launch hands the step to the device and returns without waiting for it. While the device works
+   * the engine makes what does not depend on the result: how each row is to be drawn, and the
+   * events of the step before. Then it calls collect, on the same thread, once for each launch that
+   * returned PSM_OK and with no other call in between but last_error and now_ns. */
+  psm_status (*launch)(void* self, const psm_batch* batch);
+  /* Wait for the step that was launched; a failure here is the step's. With `sampling` (only where
+   * psm_model_info.samples_rows is 1, and only when every row of the step can be drawn so) fill
+   * samples [R]; `logits` is not looked at then. With sampling NULL (rows of beams, for a logits
+   * processor, or whose logits were asked for; or no rows at all) *logits is as of step, and
+   * samples is NULL. */
+  psm_status (*collect)(void* self, const psm_step_sampling* sampling, psm_row_sample* samples,
+                        const float** logits);
 } psm_executor;
 
 /* Options of the built-in CPU executor. */
@@ -242,7 +322,7 @@ typedef struct psm_cpu_options {
 PSM_API void psm_cpu_options_init(psm_cpu_options* options);
 
 /* Map a cpu plan file (targets/cpu/model.plan of an engine directory) and fill *out with an
- * executor over it. options may be NULL. Header, tables and sizes are checked here; the caller
+ * executor over it (up to now_ns: what psm_executor was in ABI 1.1). options may be NULL. Header, tables and sizes are checked here; the caller
  * checks hashes if it wants them. The caller owns the executor until it gives it to
  * psm_engine_create (or calls out->close(out->self)). */
 PSM_API psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
@@ -404,7 +484,7 @@ PSM_API psm_status psm_engine_step(psm_engine* engine, int32_t* did_work);
 
 /* ---------------------------------------------------------------- requests */
 
-enum { PSM_MAX_TOP_LOGPROBS = 20, PSM_MAX_ERROR_TEXT = 240 };
+enum { PSM_MAX_ERROR_TEXT = 240 };
 
 /* Token sequences as the old word lists hold them: ids of all words one after another, and where
  * each ends. {5, 6, 7}, {2, 3} = the words [5, 6] and [7]. */
@@ -686,7 +766,7 @@ typedef struct psm_engine_stats {
    * its end. */
   uint64_t kv_allocated_token_steps;
   uint64_t kv_used_token_steps;
-  uint64_t step_time_ns;     /* in the executor */
+  uint64_t step_time_ns;     /* in the executor: step, or launch until collect has returned */
   uint64_t schedule_time_ns; /* outside it, drafts and copies, while there was work */
   uint64_t plan_time_ns;     /* the part of it that decides and packs: no sampling, no events */
   int32_t cached_num_blocks; /* of the free ones: hold what a later request may reuse */
@@ -775,7 +855,8 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 #define PSM_SIZE_UP_TO_(type, last) (offsetof(type, last) + sizeof(((type*)0)->last))
 #define PSM_MODEL_INFO_SIZE PSM_SIZE_UP_TO_(psm_model_info, kv_bytes_per_block)
 #define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
-#define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, now_ns)
+#define PSM_STEP_SAMPLING_SIZE PSM_SIZE_UP_TO_(psm_step_sampling, masks)
+#define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, collect)
 #define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, max_adapter_rank)
 #define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
 #define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)

@@ -127,7 +127,8 @@ void psm_cpu_options_init(psm_cpu_options* options) {
 psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
                                    psm_executor* out) {
   using namespace plansmith;
-  if (out != nullptr) memset(out, 0, PSM_EXECUTOR_SIZE);
+  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_executor, now_ns);  // an old caller's ends there
+  if (out != nullptr) memset(out, 0, kSize);
   return Guard([&] {
     if (plan_path == nullptr || out == nullptr) {
       throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "plan_path or out is NULL");
@@ -138,7 +139,7 @@ psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options*
     handle->executor =
         std::make_unique<cpu::Executor>(plan_path, threads, o.pin_threads != 0, o.isa,
                                         cpu::LoraLimits{o.max_adapters, o.max_adapter_rank});
-    out->struct_size = PSM_EXECUTOR_SIZE;
+    out->struct_size = kSize;
     out->describe = cpu::DescribeEntry;
     out->open = cpu::OpenEntry;
     out->step = cpu::StepEntry;

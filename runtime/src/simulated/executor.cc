@@ -59,6 +59,7 @@ psm_simulated_options Checked(psm_simulated_options o) {
   }
   if (o.info.max_logits_rows == 0) o.info.max_logits_rows = o.info.max_batch_size;
   o.info.struct_size = PSM_MODEL_INFO_SIZE;
+  o.info.samples_rows = 0;  // padding, for callers of before ABI 1.2
   return o;
 }
 
