@@ -37,6 +37,32 @@ float BlockMax(const float* x, int32_t n, bool* has_nan) {
   return *std::max_element(lane_max, lane_max + kLanes);
 }
 
+// The constant whose addition and subtraction round a weight to a multiple of the unit in which
+// sums of V of them stay below 2^53: 1.5 * 2^18 for 2^-34 up to V = 2^19, twice it from there on
+// for each doubling of V.
+double WeightRounder(int32_t vocab_size) {
+  double rounder = 0x1.8p18;
+  for (int64_t most = int64_t{1} << 19; most < vocab_size; most *= 2) rounder *= 2.0;
+  return rounder;
+}
+
+double Rounded(float weight, double rounder) {
+  return (static_cast<double>(weight) + rounder) - rounder;
+}
+
+// The exact sum of rounded weights. Lanes, so that it vectorizes.
+double RoundedSum(const float* x, int32_t n, double rounder) {
+  double lanes[kLanes] = {};
+  int32_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int32_t j = 0; j < kLanes; ++j) lanes[j] += Rounded(x[i + j], rounder);
+  }
+  for (int32_t j = 0; i + j < n; ++j) lanes[j] += Rounded(x[i + j], rounder);
+  double sum = 0.0;
+  for (double lane : lanes) sum += lane;
+  return sum;
+}
+
 // Sum in double, in an order that depends on n alone.
 double Sum(const float* x, int32_t n) {
   double lanes[kLanes] = {};
@@ -174,7 +200,8 @@ int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan) {
   return idx;
 }
 
-Sampler::Sampler(int32_t vocab_size) : vocab_size_(vocab_size) {
+Sampler::Sampler(int32_t vocab_size)
+    : vocab_size_(vocab_size), rounder_(WeightRounder(vocab_size)) {
   const size_t n = static_cast<size_t>(vocab_size);
   adjusted_.resize(n);
   z_.resize((n + kRaceBlock - 1) / kRaceBlock * kRaceBlock, kNegInf);
@@ -292,9 +319,10 @@ int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& 
   const bool cut_p = top_p < 1.0f;
   if (!cut_k && !cut_p) return RaceAll(params.min_p, key);
 
-  size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(top_p);
-  if (cut_k && cut_p) std::sort(candidates_.begin(), candidates_.begin() + n, Better);
-  if (cut_p) n = KeepTopP(n, cut_k ? CandidateSum(n) : Sum(weights_.data(), vocab_size_), top_p);
+  double total = 0.0;
+  size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(top_p, &total);
+  if (cut_k && cut_p) total = CandidateSum(n);
+  if (cut_p) n = KeepTopP(n, total, top_p);
   Race race(params.min_p);
   for (size_t i = 0; i < n; ++i) {
     const auto [token_z, id] = candidates_[i];
@@ -305,7 +333,7 @@ int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& 
 
 double Sampler::CandidateSum(size_t n) const {
   double sum = 0.0;
-  for (size_t i = 0; i < n; ++i) sum += static_cast<double>(ExpNonPositive(candidates_[i].z));
+  for (size_t i = 0; i < n; ++i) sum += Rounded(ExpNonPositive(candidates_[i].z), rounder_);
   return sum;
 }
 
@@ -367,15 +395,17 @@ size_t Sampler::KeepTopK(int32_t top_k) {
   return n;
 }
 
-// For top_p without top_k: weights_ of all, and as candidates those that can be in the nucleus.
-// Tokens below (1 - top_p) / V of the whole add up to less than 1 - top_p, so the nucleus is
-// reached without them; usually a few hundred remain to be ordered.
-size_t Sampler::KeepPlausible(float top_p) {
+// For top_p without top_k: the sum of all weights, and as candidates those that can be in the
+// nucleus. Tokens below (1 - top_p) / V of the whole add up to less than 1 - top_p, so the nucleus
+// is reached without them; usually a few hundred remain to be ordered.
+size_t Sampler::KeepPlausible(float top_p, double* total) {
   ExpAll(z_.data(), vocab_size_, 0.0f, weights_.data());
-  const double total = Sum(weights_.data(), vocab_size_);
-  // Half of the bound, for what rounding takes.
+  *total = RoundedSum(weights_.data(), vocab_size_, rounder_);
+  // Half of the bound, because e^z is monotonic but for its last bits, and less half a unit, by
+  // which rounding may raise a weight.
+  const double unit = rounder_ * 0x1.5555555555555p-53;  // 2^-34 of 1.5 * 2^18
   const float floor =
-      static_cast<float>(0.5 * (1.0 - static_cast<double>(top_p)) * total / vocab_size_);
+      static_cast<float>(0.5 * ((1.0 - static_cast<double>(top_p)) * *total / vocab_size_ - unit));
   size_t n = 0;
   for (int32_t i = 0; i < vocab_size_; ++i) {
     const float w = weights_[i];
@@ -395,7 +425,7 @@ size_t Sampler::KeepTopP(size_t n, double total, float top_p) {
     if (end < n) std::nth_element(begin + ordered, begin + end, begin + n, Better);
     std::sort(begin + ordered, begin + end, Better);
     for (; ordered < end; ++ordered) {
-      sum += static_cast<double>(ExpNonPositive(candidates_[ordered].z));
+      sum += Rounded(ExpNonPositive(candidates_[ordered].z), rounder_);
       if (sum >= wanted) return ordered + 1;
     }
   }

@@ -7,6 +7,14 @@
 // No libm function with rounding of its own takes part, so equal logits give equal tokens on every
 // machine.
 //
+// What top_k, top_p and min_p keep is a function of the logits alone, whatever order a device adds
+// in. Candidates are ordered by z = (logit - best) / temperature, equal ones by id. top_p sums
+// weights rounded (to nearest, ties to even) to multiples of 2^-34: float64 holds every sum of 2^19
+// of them exactly. Above 2^19 tokens the unit doubles with each doubling of the vocabulary. The
+// nucleus ends with the first token at which the sum is at least float64(top_p) * total; a token
+// below half a unit adds nothing and is kept only before that one. min_p and the race take weights
+// as they are.
+//
 // The draw is an exponential race: of the tokens kept, the one with the least E / w (the lower id
 // of equal ones), w its weight e^z, E = -log(1 - u) and u a uniform number of (seed, output
 // position, token id). Two models with the same numbers then draw the same token at least (1 - d) /
@@ -108,14 +116,15 @@ class Sampler {
   int32_t RaceAll(float min_p, const PhiloxKey& key);
   double CandidateSum(size_t n) const;
   size_t KeepTopK(int32_t top_k);
-  size_t KeepPlausible(float top_p);
+  size_t KeepPlausible(float top_p, double* total);
   size_t KeepTopP(size_t n, double total, float top_p);
   void LogProbs(const float* logits, float max, int32_t num_logprobs, Sample* out);
 
   int32_t vocab_size_;
-  std::vector<float> adjusted_;        // [V]
-  std::vector<float> z_;               // [V], then -inf up to whole blocks of a race
-  std::vector<float> weights_;         // [V] e^z
+  double rounder_;               // adding and subtracting it rounds a weight to the unit of sums
+  std::vector<float> adjusted_;  // [V]
+  std::vector<float> z_;         // [V], then -inf up to whole blocks of a race
+  std::vector<float> weights_;   // [V] e^z
   std::vector<Candidate> candidates_;  // [V]
   std::vector<float> block_weights_;   // the largest of each block of a race
 };

@@ -505,6 +505,80 @@ void TestFilterEdges() {
   CHECK((draw() == std::set<int32_t>{0, 1, 2, 3}));
 }
 
+// The rule of sampler.h, plainly: a full sort, sums of weights as whole numbers of 2^-34, all
+// tokens race. No order of additions, so a device can follow it bit for bit.
+int32_t PlainDraw(const std::vector<float>& logits, const plansmith::SamplingParams& params) {
+  const float max = *std::max_element(logits.begin(), logits.end());
+  std::vector<float> z;
+  for (float l : logits) z.push_back((l - max) / params.temperature);
+  std::vector<size_t> order(z.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return z[a] > z[b]; });
+  if (params.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(params.top_k)));
+  const auto units = [&](size_t id) {
+    return std::llrint(static_cast<double>(ExpNonPositive(z[id])) * 0x1.0p34);  // ties to even
+  };
+  int64_t total = 0, sum = 0;
+  for (size_t id : order) total += units(id);
+  const double wanted = static_cast<double>(params.top_p) * static_cast<double>(total);
+  size_t n = params.top_p < 1.0f ? 0 : order.size();
+  while (n < order.size()) {
+    sum += units(order[n++]);
+    if (static_cast<double>(sum) >= wanted) break;
+  }
+  const auto key = plansmith::DrawKey(params.seed, 0);
+  double best = std::numeric_limits<double>::infinity();
+  int32_t winner = -1;
+  for (size_t i = 0; i < n; ++i) {
+    const float weight = ExpNonPositive(z[order[i]]);
+    if (weight == 0.0f || weight < params.min_p) continue;
+    const int32_t id = static_cast<int32_t>(order[i]);
+    const double time = plansmith::Exponential(plansmith::DrawBits(key, id)) / weight;
+    if (time < best || (time == best && id < winner)) best = time, winner = id;
+  }
+  return winner;
+}
+
+void TestPlainRule() {
+  std::mt19937 random(9);
+  const auto choose = [&](std::initializer_list<double> of) {
+    return static_cast<float>(*(of.begin() + random() % of.size()));
+  };
+  for (int i = 0; i < 6000; ++i) {
+    std::vector<float> logits(1 + random() % (i % 50 == 0 ? 5000 : 200));
+    const float step = choose({0.0, 0.001, 0.1, 3.0});  // equal ones, near ones, far ones
+    for (float& l : logits) {
+      l = step * static_cast<float>(random() % 64);
+      if (random() % 9 == 0) l = -kInf;
+    }
+    logits[random() % logits.size()] = step * 70.0f;
+    Request request = MakeRequest({0});
+    request.params.seed = uint64_t{random()} << (random() % 32);
+    request.params.temperature = choose({1.0, 0.3, 1e-6, 2.0, 1e30});
+    request.params.top_k = static_cast<int32_t>(choose({0.0, 2.0, 5.0, 64.0, 300.0}));
+    request.params.top_p = choose({1.0, 0.9, 0.5, 0.999, 0.99999994, 1e-9});
+    request.params.min_p = choose({0.0, 0.0, 0.05, 1.0});
+    CHECK(Token(logits, request) == PlainDraw(logits, request.params));
+  }
+}
+
+// Above 2^19 tokens sums keep being exact: the nucleus of equal tokens is counted to the last one.
+void TestVocabularyOfMillions() {
+  const int32_t v = (1 << 20) + 8;
+  const std::vector<float> logits(static_cast<size_t>(v), 0.25f);
+  Request request = MakeRequest({0});
+  request.params.top_p = 3.0f / (1 << 20);  // 3.00002 tokens: the first four
+  std::set<int32_t> seen;
+  Sampler sampler(v);
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    request.params.seed = seed;
+    Sample sample;
+    sampler.Draw(logits.data(), request, nullptr, &sample);
+    seen.insert(sample.token);
+  }
+  CHECK((seen == std::set<int32_t>{0, 1, 2, 3}));
+}
+
 // Large vocabularies run through the thresholds and batches that small ones never reach: compare
 // the set of tokens that can be drawn with a full sort.
 void TestLargeVocabulary() {
@@ -622,6 +696,8 @@ int main() {
   TestDrawIsARace();
   TestCoupling();
   TestFilterEdges();
+  TestPlainRule();
+  TestVocabularyOfMillions();
   TestLargeVocabulary();
   TestLogProbs();
   TestNoMemory();
