@@ -24,6 +24,10 @@ class Device:
         self._flush = None if dry_run else torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         self._copy_rate: float | None = None
 
+    def dtypes(self) -> tuple[str, ...]:
+        """Return the types to try. The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
+        return ("fp16",) if self.dry_run else ("bf16", "fp16")
+
     def pick(self, full: Any, tiny: Any) -> Any:
         """Return `full` on a GPU and `tiny` in a dry run."""
         return tiny if self.dry_run else full
@@ -60,19 +64,24 @@ class Device:
         """Return the median seconds of each function on the device, all of them in turn in every round.
 
         graph : capture each function and time its replay, so that what the host does to launch it is not in the time
-        before : what is called, untimed, before each timed call of a function
+        before : what is called, untimed and not captured, before each call of a function
         flush : write over the L2 before each timed call
         """
-        calls = {name: self._prepared(function, graph) for name, function in functions.items()}
+        before = before or {}
+        calls = {
+            name: self._prepared(function, graph, before.get(name, _nothing))
+            for name, function in functions.items()
+        }
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(1 if self.dry_run else rounds):
             for name, call in calls.items():
-                if before and name in before:
-                    before[name]()
+                before.get(name, _nothing)()
                 samples[name].append(self._time_once(call, flush))
         return {name: statistics.median(values) for name, values in samples.items()}
 
-    def _prepared(self, function: Callable[[], Any], graph: bool) -> Callable[[], Any]:
+    def _prepared(
+        self, function: Callable[[], Any], graph: bool, before: Callable[[], Any]
+    ) -> Callable[[], Any]:
         """Return the function warmed up (kernels compiled, handles made), as a graph's replay where that is wanted."""
         if self.dry_run:
             return function
@@ -80,14 +89,17 @@ class Device:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
+                before()
                 function()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         if not graph:
             return function
+        before()
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             function()
+        before()
         captured.replay()
         torch.cuda.synchronize()
         return captured.replay
@@ -116,3 +128,7 @@ class Device:
             seconds = self.times({"copy": lambda: target.copy_(source)}, graph=False)["copy"]
             self._copy_rate = 2 * size / seconds
         return self._copy_rate
+
+
+def _nothing() -> None:
+    """Do nothing before a call."""

@@ -18,13 +18,18 @@ def _add_rms_norm(x, residual, weight, out, eps, E: tl.constexpr, BLOCK: tl.cons
     column = tl.arange(0, BLOCK)
     inside = column < E
     at = row * E + column
-    total = tl.load(residual + at, mask=inside, other=0.0) + tl.load(x + at, mask=inside, other=0.0)
+    # Sums and products of two numbers in float32, rounded once more, are what the narrow type's own operation gives: 24
+    # bits are more than twice 11. (The interpreter has no bfloat16 arithmetic, so it needs them.)
+    held = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    added = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    total = (held + added).to(out.dtype.element_ty)
     tl.store(residual + at, total, mask=inside)
     wide = total.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide) / E + eps)
     # Rounded before the weight, as transformers' LlamaRMSNorm does.
-    normed = (wide * scale).to(out.dtype.element_ty)
-    tl.store(out + at, normed * tl.load(weight + column, mask=inside, other=0.0), mask=inside)
+    normed = (wide * scale).to(out.dtype.element_ty).to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (normed * factor).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -34,9 +39,9 @@ def _silu_mul(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
-    tl.store(out + row * WIDTH + column, silu * up, mask=inside)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * WIDTH + column, (silu * up).to(out.dtype.element_ty), mask=inside)
 
 
 def add_rms_norm(
