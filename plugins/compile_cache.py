@@ -1,0 +1,65 @@
+"""Compiled kernels kept on disk, and what they depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from .kernel import Kernel
+
+_HERE = pathlib.Path(__file__).parent
+
+
+def kernel_key(kernel: Kernel, sm: int, triton_version: str) -> str:
+    """Return a sha256; equal ones mean that compiling again gives the same cubin."""
+    content = {
+        "kernel": dataclasses.asdict(kernel),
+        "sm": sm,
+        "triton": triton_version,
+        "sources": sources_digest(kernel.op),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=False).encode()).hexdigest()
+
+
+@functools.cache
+def sources_digest(op: str) -> str:
+    """Return a hash over the sources that an operator's kernels are made from: its folder, and what all share."""
+    digest = hashlib.sha256()
+    for path in sorted([*_HERE.glob("*.py"), *(_HERE / op).rglob("*.py")]):
+        digest.update(f"{path.relative_to(_HERE).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class Cache:
+    """A directory of compile_worker's answers. Several processes may use it at once; a damaged file is no answer."""
+
+    def __init__(self, directory: pathlib.Path, triton_version: str) -> None:
+        self._directory, self._version = directory, triton_version
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def find(self, kernel: Kernel, sm: int) -> dict[str, Any] | None:
+        """Return what was kept; None where nothing was."""
+        path = self._path(kernel, sm)
+        try:
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return kept
+
+    def keep(self, kernel: Kernel, sm: int, answer: dict[str, Any]) -> None:
+        """Keep an answer; a full disk keeps nothing."""
+        path = self._path(kernel, sm)
+        new = path.with_suffix(f".{os.getpid()}.new")
+        with contextlib.suppress(OSError):
+            new.write_text(json.dumps(answer), encoding="utf-8")
+            new.replace(path)
+
+    def _path(self, kernel: Kernel, sm: int) -> pathlib.Path:
+        return self._directory / f"{kernel_key(kernel, sm, self._version)}.json"

@@ -1,0 +1,122 @@
+"""`python -m plansmith.plugins.aot`: compiles all of the catalog and says what each kernel takes of a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..runtime.errors import Error
+from . import catalog
+from .aot import ALL_SMS, CompiledKernel, compile_tasks, triton_version
+
+REPORT_NAME = "resources.json"
+NO_SPILLS_SMS = (80, 90)
+"""Where a kernel that spills is an error: the two that kernels are tuned for."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, report, and return the exit code: 1 if a kernel does not compile, or spills on sm80 or sm90."""
+    asked = _parse(arguments)
+    tasks = [(kernel, sm) for sm in asked.sm for kernel in _kernels(asked, sm)]
+    start = time.monotonic()
+    try:
+        version = triton_version()
+        compiled = compile_tasks(tasks, asked.jobs, progress=_progress if sys.stderr.isatty() else None)
+    except Error as error:
+        print("\n".join([*getattr(error, "log_lines", ()), f"error: {error}"]), file=sys.stderr)
+        return 1
+    report = make_report(compiled, version, time.monotonic() - start)
+    _write(asked.output, compiled, report)
+    print(json.dumps(report, indent=2) if asked.json else as_text(report))
+    spilling = [one for one in compiled if one.sm in NO_SPILLS_SMS and one.resources.spills]
+    for one in spilling:
+        print(f"error: {one.kernel.name} spills registers on sm{one.sm}", file=sys.stderr)
+    return 1 if spilling else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m plansmith.plugins.aot", description=__doc__)
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="cubins, PTX and " + REPORT_NAME)
+    parser.add_argument("--sm", type=_sms, default=ALL_SMS, help="such as 80,90; default: all")
+    parser.add_argument(
+        "--op", choices=catalog.ops(), action="append", help="of these operators; default: all"
+    )
+    parser.add_argument("--jobs", type=int, help="compilers side by side; default: one a core")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    asked = parser.parse_args(arguments)
+    if asked.jobs is not None and asked.jobs < 1:
+        parser.error("--jobs must be at least 1")
+    return asked
+
+
+def _sms(text: str) -> tuple[int, ...]:
+    words = [word.strip().lower().removeprefix("sm") for word in text.split(",")]
+    names = {str(sm): sm for sm in ALL_SMS}
+    if wrong := [word for word in words if word not in names]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(names)}")
+    return tuple(dict.fromkeys(names[word] for word in words))
+
+
+def _kernels(asked: argparse.Namespace, sm: int) -> list[Any]:
+    return [kernel for op in asked.op or catalog.ops() for kernel in catalog.catalog(sm, op)]
+
+
+def _progress(name: str, sm: int, done: int, total: int) -> None:
+    print(
+        f"\r\x1b[K{done}/{total} {name} sm{sm}", end="" if done < total else "\n", file=sys.stderr, flush=True
+    )
+
+
+def make_report(compiled: Sequence[CompiledKernel], version: str, seconds: float) -> dict[str, Any]:
+    """Return what is reported, as JSON values: a row for each kernel and SM.
+
+    seconds : of all compilations together, side by side; each row has its own
+    """
+    rows = [
+        {
+            "op": one.kernel.op,
+            "name": one.kernel.name,
+            "sm": one.sm,
+            "num_warps": one.num_warps,
+            "shared_bytes": one.shared_bytes,
+            **dataclasses.asdict(one.resources),
+            "cubin_bytes": len(one.cubin),
+            "seconds": round(one.seconds, 3),
+        }
+        for one in compiled
+    ]
+    return {"triton_version": version, "seconds": round(seconds, 1), "kernels": rows}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return the report as a table; shared memory is what a launch asks for and the static part together."""
+    width = max([len(row["name"]) for row in report["kernels"]], default=6)
+    lines = [f"{'kernel':{width}}   SM  registers  shared B  stack B  spills B  seconds"]
+    lines += [
+        f"{row['name']:{width}}  {row['sm']:3}  {row['registers']:9}  "
+        f"{row['shared_bytes'] + row['static_shared_bytes']:8}  {row['stack_bytes']:7}  "
+        f"{row['spill_store_bytes'] + row['spill_load_bytes']:8}  {row['seconds']:7.2f}"
+        for row in report["kernels"]
+    ]
+    spilling = sum(row["spill_store_bytes"] + row["spill_load_bytes"] > 0 for row in report["kernels"])
+    lines.append(
+        f"{len(report['kernels'])} kernels in {report['seconds']:.1f} s, {spilling or 'none'} of them "
+        f"spill{'s' if spilling == 1 else ''} (triton {report['triton_version']})"
+    )
+    return "\n".join(lines)
+
+
+def _write(output: pathlib.Path, compiled: Sequence[CompiledKernel], report: dict[str, Any]) -> None:
+    for one in compiled:
+        folder = output / one.kernel.op
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{one.kernel.name}.sm{one.sm}.cubin").write_bytes(one.cubin)
+        (folder / f"{one.kernel.name}.sm{one.sm}.ptx").write_text(one.ptx, encoding="utf-8")
+    output.mkdir(parents=True, exist_ok=True)
+    (output / REPORT_NAME).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
