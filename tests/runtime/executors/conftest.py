@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,38 @@ os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python, see the extra gpu")
+pytest.importorskip("tensorrt_rtx", reason="needs tensorrt_rtx, see the extra rtx")
 
 
 @pytest.fixture
-def cuda() -> Iterator[object]:
-    """Return a driver whose test must leave nothing behind."""
+def cuda() -> Iterator[Any]:
+    """Return a driver with a current context; its test must leave nothing behind."""
     from fake_cuda import FakeCuda
 
     made = FakeCuda()
+    made.cuInit(0)
+    _, context = made.cuDevicePrimaryCtxRetain(0)
+    made.cuCtxPushCurrent(context)
     yield made
+    made.cuDevicePrimaryCtxRelease(0)
     assert made.problems() == []
+
+
+@pytest.fixture(scope="session")
+def rtx_engine(
+    tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Return (family, precision, draft) -> an engine with a real TensorRT-RTX plan; do not change its files."""
+    from fake_engines import build_rtx
+    from tiny_engines import LIMITS
+
+    made: dict[Any, Any] = {}
+
+    def get(family: str = "llama", precision: str = "fp16", draft: str | None = None) -> Any:
+        key = (family, precision, draft)
+        if key not in made:
+            out = tmp_path_factory.mktemp("rtx") / family
+            made[key] = build_rtx(tiny_checkpoint(family), out, LIMITS, precision=precision, draft=draft)
+        return made[key]
+
+    return get

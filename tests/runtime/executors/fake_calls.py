@@ -95,7 +95,7 @@ def driver_call(
                 assert len(out) == results, name
                 return (self.error("CUDA_SUCCESS"), *out)
 
-        call.is_driver_call = True  # type: ignore[attr-defined]
+        call.num_results = results  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return decorate

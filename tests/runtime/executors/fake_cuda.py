@@ -18,7 +18,7 @@ from fake_copies import Copies
 from fake_graphs import Graphs
 from fake_kernels import Kernels
 from fake_memory import Memory, caller
-from fake_streams import Event, Stream, Streams
+from fake_streams import DeviceFault, Event, Stream, Streams, Work
 
 _KINDS = {
     "stream": real.CUstream,
@@ -140,6 +140,18 @@ class FakeCuda(Copies, Graphs, Kernels):
             self._thread.contexts = []
         stack: list[int] = self._thread.contexts
         return stack
+
+    def fault_at(self, nth: int, error: str = "CUDA_ERROR_ILLEGAL_ADDRESS") -> None:
+        """Let the nth work that runs from now on (1 = the next) break the context."""
+        left = nth
+
+        def before_run(work: Work) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise DeviceFault(error)
+
+        self.streams.before_run = before_run
 
     # ---- the end of a test
 

@@ -47,7 +47,7 @@ class Graphs:
         return None
 
     def wait_in_capture(self, stream: Stream, event: Event) -> str | None:
-        """cuStreamWaitEvent on a stream that is captured."""
+        """CuStreamWaitEvent on a stream that is captured."""
         assert stream.capture is not None
         if getattr(event, "captured_in", None) is stream.capture:
             return None
@@ -55,7 +55,7 @@ class Graphs:
         return "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"
 
     def record_in_capture(self, stream: Stream, event: Event) -> str | None:
-        """cuEventRecord on a stream that is captured: the event belongs to the capture, and marks nothing outside."""
+        """CuEventRecord on a stream that is captured: the event belongs to the capture, and marks nothing outside."""
         event.captured_in = stream.capture  # type: ignore[attr-defined]
         event.record = None
         return None
