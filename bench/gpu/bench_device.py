@@ -16,17 +16,27 @@ FLUSH_BYTES = 256 * 2**20
 class Device:
     """The device of a stage: random tensors on it, and the time that functions take there. One thread."""
 
-    def __init__(self, dry_run: bool, seed: int = 0) -> None:
-        """Seed the generator of all inputs; a dry run stays on the CPU."""
-        self.dry_run = dry_run
+    def __init__(self, dry_run: bool, seed: int = 0, shard: int = 0, num_shards: int = 1) -> None:
+        """Seed the generator of all inputs; a dry run stays on the CPU.
+
+        shard : which of num_shards processes of the stage this is; each takes its share of the cases
+        """
+        self.dry_run, self.seed, self.shard, self.num_shards = dry_run, seed, shard, num_shards
         self.name = "cpu" if dry_run else "cuda"
-        self.random = torch.Generator(self.name).manual_seed(seed)
+        self.random = torch.Generator(self.name).manual_seed(seed + 1000 * shard)
         self._flush = None if dry_run else torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         self._copy_rate: float | None = None
 
     def dtypes(self) -> tuple[str, ...]:
-        """Return the types to try. The interpreter multiplies matrices of bfloat16 as if their bits were integers."""
+        """Return the types to try. The interpreter has no bfloat16: it multiplies bits and cuts off."""
         return ("fp16",) if self.dry_run else ("bf16", "fp16")
+
+    def sm(self) -> int:
+        """Return the compute capability, of which kernels choose their tiles; 80 in a dry run."""
+        if self.dry_run:
+            return 80
+        major, minor = torch.cuda.get_device_capability()
+        return major * 10 + minor
 
     def pick(self, full: Any, tiny: Any) -> Any:
         """Return `full` on a GPU and `tiny` in a dry run."""

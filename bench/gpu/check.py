@@ -31,35 +31,64 @@ HERE = Path(__file__).resolve().parent
 def run_stage(
     stage: stages.Stage, options: argparse.Namespace, limit_s: float, scratch: Path
 ) -> dict[str, Any]:
-    """Return {status, seconds, rows, log} of one stage, run in a process of its own for `limit_s` seconds at most."""
-    rows_file, log_file = scratch / f"{stage.name}.jsonl", scratch / f"{stage.name}.log"
-    command = [sys.executable, str(HERE / "stage_main.py"), stage.name, str(rows_file)]
-    command += ["--seed", str(options.seed), "--limit-s", str(limit_s)]
-    command += ["--dry-run"] if options.dry_run else []
+    """Return {status, seconds, rows, log} of one stage, run in processes of its own for `limit_s` seconds at most."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     if options.dry_run:
         environment["TRITON_INTERPRET"] = "1"
     else:
         environment.pop("TRITON_INTERPRET", None)
+    number = 1 if options.dry_run else stage.processes
+    files = [scratch / f"{stage.name}.{i}" for i in range(number)]
     started = time.monotonic()
-    with log_file.open("w") as log:
-        # A session of its own: what a stage starts (compilers, pytest) ends with it.
-        child = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            code: int | None = child.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(child)
+    children = []
+    for i, file in enumerate(files):
+        command = [
+            sys.executable,
+            str(HERE / "stage_main.py"),
+            stage.name,
+            str(file.with_suffix(f".{i}.jsonl")),
+        ]
+        command += [
+            "--seed",
+            str(options.seed),
+            "--limit-s",
+            str(limit_s),
+            "--shard",
+            str(i),
+            "--shards",
+            str(number),
+        ]
+        command += ["--dry-run"] if options.dry_run else []
+        with file.with_suffix(f".{i}.log").open("w") as log:
+            # A session of its own: what a stage starts (compilers, pytest) ends with it.
+            child = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        children.append(child)
+    codes = [_wait(child, limit_s - (time.monotonic() - started)) for child in children]
+    bad = [code for code in codes if code != 0]
+    logs = [file.with_suffix(f".{i}.log").read_text(errors="replace") for i, file in enumerate(files)]
     return {
-        "status": _status(code),
+        "status": _status(bad[0] if bad else 0),
         "seconds": round(time.monotonic() - started, 1),
         "limit_s": round(limit_s, 1),
-        "rows": results.read_rows(rows_file),
-        "log": log_file.read_text(errors="replace")[-4000:],
+        "rows": [
+            row for i, file in enumerate(files) for row in results.read_rows(file.with_suffix(f".{i}.jsonl"))
+        ],
+        "log": "".join(log[-4000:] for code, log in zip(codes, logs, strict=True) if code or not bad)[-8000:],
     }
+
+
+def _wait(child: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """Return how a stage's process ended, None where it had to be ended; its group ends with it."""
+    try:
+        return child.wait(timeout=max(limit_s, 0.1))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _status(code: int | None) -> str:
@@ -69,13 +98,6 @@ def _status(code: int | None) -> str:
     if code == 0:
         return "done"
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a stage's process group and wait for its leader."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def main() -> int:

@@ -67,6 +67,7 @@ class Findings:
         goal: float | None = None,
         detail: str = "",
         less_is_better: bool = False,
+        minor: bool = False,
     ) -> None:
         """Tell a speed and what it is beside; a goal is met where the ratio reaches it. A dry run judges no speed."""
         ratio = None
@@ -75,7 +76,7 @@ class Findings:
         verdict = MEASURED
         if goal is not None and ratio is not None and not self._dry_run:
             verdict = MET if ratio >= goal else MISSED
-        self.add(Row(case, verdict, value, unit, peer, peer_value, ratio, goal, detail))
+        self.add(Row(case, verdict, value, unit, peer, peer_value, ratio, goal, detail, minor))
 
     def note(self, case: str, text: str) -> None:
         """Tell something in words."""

@@ -60,7 +60,9 @@ def section(report: dict[str, Any] | None) -> str:
     lines = [f"{notes.get('GPU', 'a GPU')}, {versions}, {report['date']}. {results.summary(report)}.", ""]
     lines.append(table(("stage", "results right", "wrong", "not run", "ended"), stage_rows(report)))
     for name, stage in report["stages"].items():
-        speeds = [row for row in stage["rows"] if row["verdict"] in SPEEDS]
+        speeds = [
+            row for row in stage["rows"] if row["verdict"] in SPEEDS and not row["case"].startswith("sweep")
+        ]
         if speeds:
             lines += [
                 "",

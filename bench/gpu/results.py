@@ -24,6 +24,7 @@ class Row:
     verdict : one of VERDICTS: right and WRONG are about results, met and missed about goals of speed
     value, unit : what was measured, or the largest error
     peer, peer_value : what it is beside, in the same unit
+    minor : kept in the JSON and not shown in the table
     ratio : value over peer_value (of times: peer_value over value), so that more is better; None where there is no peer
     """
 
@@ -36,6 +37,7 @@ class Row:
     ratio: float | None = None
     goal: float | None = None
     detail: str = ""
+    minor: bool = False
 
 
 def append_row(path: Path, row: Row) -> None:
@@ -102,7 +104,8 @@ def table(report: dict[str, Any], most_right: int = 3) -> str:
     for name, stage in report["stages"].items():
         right = [row for row in stage["rows"] if row["verdict"] == RIGHT]
         hidden = right[most_right:] if len(right) > most_right + 1 else []
-        rows += [cells(name, row) for row in stage["rows"] if row not in hidden]
+        shown = [row for row in stage["rows"] if not row["minor"] and row not in hidden]
+        rows += [cells(name, row) for row in shown]
         if hidden:
             rows.append((name, f"... and {len(hidden)} more", "", "", "", RIGHT))
         if stage["status"] != "done":

@@ -17,9 +17,11 @@ def main() -> None:
     parser.add_argument("rows_file", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=300.0)
+    parser.add_argument("--shard", type=int, default=0)
+    parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
-    device = Device(dry_run=options.dry_run, seed=options.seed)
+    device = Device(options.dry_run, options.seed, options.shard, options.shards)
     findings = Findings(options.rows_file, options.dry_run, options.limit_s)
     importlib.import_module(f"stage_{options.name}").run(device, findings)
 

@@ -10,17 +10,21 @@ GOALS = {"decode": 0.85, "prefill": 0.9, "step": 1.3}
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage: module stage_<name>.py; limits in seconds, on a GPU and in a dry run."""
+    """One stage: module stage_<name>.py; limits in seconds, on a GPU and in a dry run.
+
+    processes : how many share its cases on a GPU; compiling kernels takes most of the time of `correctness`
+    """
 
     name: str
     title: str
     limit_s: float
     dry_limit_s: float = 300.0
+    processes: int = 1
 
 
 STAGES = (
     Stage("environment", "the GPU, its clocks, versions, copy bandwidth", 40),
-    Stage("correctness", "every kernel against float64 references", 110),
+    Stage("correctness", "every kernel against float64 references", 110, processes=6),
     Stage("cubins", "kernels compiled ahead of time, through the driver", 60),
     Stage("decode", "decode attention beside the copy bandwidth", 90),
     Stage("prefill", "prefill attention beside torch's", 75),

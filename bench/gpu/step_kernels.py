@@ -18,8 +18,8 @@ def _add_rms_norm(x, residual, weight, out, eps, E: tl.constexpr, BLOCK: tl.cons
     column = tl.arange(0, BLOCK)
     inside = column < E
     at = row * E + column
-    # Sums and products of two numbers in float32, rounded once more, are what the narrow type's own operation gives: 24
-    # bits are more than twice 11. (The interpreter has no bfloat16 arithmetic, so it needs them.)
+    # A sum or product in float32 that is rounded once more is what the narrow type's own operation gives: 24 bits are
+    # more than twice 11.
     held = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     added = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     total = (held + added).to(out.dtype.element_ty)
