@@ -32,7 +32,7 @@ class Buckets:
     def max_padding(self) -> int:
         """The most sequences that a run is padded with."""
         sizes = (0, *self.batch_sizes)
-        return max(high - low - 1 for low, high in itertools.pairwise(sizes))
+        return max(int(high) - int(low) - 1 for low, high in itertools.pairwise(sizes))
 
     def num_reserve_blocks(self, tokens_per_block: int) -> int:
         """Return the blocks beyond the core's that padding writes into, one position for each sequence of it."""

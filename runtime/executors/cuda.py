@@ -241,7 +241,7 @@ class Context:
         num_bytes = max(1, num_bytes)
         address = int(self.driver.call("cuMemHostAlloc", num_bytes, 0))
         array = (ctypes.c_uint8 * num_bytes).from_address(address)
-        return PinnedMemory(address, np.frombuffer(array, np.uint8))
+        return PinnedMemory(address, np.ctypeslib.as_array(array))
 
     def free_pinned(self, memory: PinnedMemory) -> None:
         """Release page-locked memory; its array must not be used afterwards."""

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import importlib.metadata
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -108,6 +110,25 @@ class Library:
                 f"the plan was built with {self.compiler} {built_with}, {self.version_text} is installed, and plans "
                 f"are bound to their version; install {self.compiler.replace('_', '-')}=={built_with}, or rebuild "
                 f"with: {rebuild}"
+            )
+
+    @property
+    def cuda_major(self) -> int | None:
+        """The CUDA version that the installed package is made for; None where its name does not say."""
+        for major in (14, 13, 12):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                importlib.metadata.version(f"{self.compiler}_cu{major}")
+                return major
+        return None
+
+    def check_driver(self, version: tuple[int, int]) -> None:
+        """Refuse a driver that is older than the CUDA version that the library is made for."""
+        needed = self.cuda_major
+        if needed is not None and version[0] < needed:
+            raise UnsupportedError(
+                f"the NVIDIA driver supports CUDA {version[0]}.{version[1]}, {self.compiler} {self.version_text} is "
+                f"made for CUDA {needed}; install a newer driver, or the library for CUDA {version[0]}: "
+                f"{self.compiler.replace('_', '-')}-cu{version[0]}"
             )
 
     def deserialize(self, plan: Any) -> TrtPlan:
@@ -292,7 +313,7 @@ class TrtContext:
 
 
 def _make_logger(module: Any, lines: deque[str]) -> Any:
-    class Logger(module.ILogger):  # type: ignore[misc, name-defined]
+    class Logger(module.ILogger):  # type: ignore[misc]
         """Keeps warnings and errors for messages; prints nothing."""
 
         def __init__(self) -> None:

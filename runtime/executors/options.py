@@ -1,0 +1,36 @@
+"""How a GPU target is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ..errors import InvalidArgumentError
+
+CUDA_GRAPHS = ("auto", "off", "own")
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuOptions:
+    """Options of a GPU target; none of them changes what is computed.
+
+    device : index among the GPUs that CUDA_VISIBLE_DEVICES leaves, or a UUID as nvidia-smi -L prints it (its beginning
+        is enough); None = the first that runs the plan
+    cuda_graphs : who captures decode steps. "auto": TensorRT-RTX itself, which knows when its kernels for a shape are
+        compiled, and with TensorRT this executor; "own": this executor with both; "off": nobody
+    cache_dir : where TensorRT-RTX's compiled kernels are kept; None = beside the plan, or where that cannot be written
+        in the user's cache directory
+    device_sampling : draw tokens on the device where the engine has the kernels for it
+    """
+
+    device: int | str | None = None
+    cuda_graphs: str = "auto"
+    cache_dir: Path | None = None
+    device_sampling: bool = True
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError for a word that is none."""
+        if self.cuda_graphs not in CUDA_GRAPHS:
+            raise InvalidArgumentError(
+                f"cuda_graphs is {self.cuda_graphs!r}, it must be one of {', '.join(CUDA_GRAPHS)}"
+            )
