@@ -15,18 +15,21 @@ from .spec import DecoderSpec
 from .targets.registry import Target, compiler_version, compute_dtype, recipe_for
 
 _HERE = pathlib.Path(__file__).parent
-# Sources that every target's plan depends on; a compiler's own folder comes on top.
+# Sources that every target's plan depends on; a compiler's own folders come on top.
 _COMMON = ("compile.py", "spec.py", "scheme.py", "limits.py", "precision.py", "checkpoint", "graph")
+
+# The graph's lowering that both TensorRTs share, and the kernels that are in a plan.
+_SHARED = {"tensorrt": ("targets/rtx", "../plugins")}
 
 
 @functools.cache
 def sources_digest(compiler: str) -> str:
     """Return a hash over the builder's sources that a plan of this compiler depends on."""
     digest = hashlib.sha256()
-    for name in (*_COMMON, f"targets/{compiler}"):
+    for name in (*_COMMON, f"targets/{compiler}", *_SHARED.get(compiler, ())):
         root = _HERE / name
         for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-            digest.update(f"{path.relative_to(_HERE).as_posix()}\0".encode())
+            digest.update(f"{name}/{path.relative_to(root).as_posix()}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

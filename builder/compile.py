@@ -18,6 +18,7 @@ from .limits import Limits
 from .machine import PeakMemory
 from .precision import Precision
 from .progress import Progress, no_progress
+from .targets.compiler_process import CompileResult, tail
 from .targets.registry import Target, compiler_version, compute_dtype, recipe_for, target_names
 
 # Room for what is no weight: tables, the graph itself, logs, the tokenizer.
@@ -109,6 +110,10 @@ def compile_targets(
     gpus = [target for target in targets if target.compiler == "rtx"]
     if gpus:
         yield from _compile_rtx(request, gpus, work, progress, keep_going)
+    for target in targets:
+        if target.compiler == "tensorrt":  # one by one: each has the GPU for itself
+            compile_one = functools.partial(_compile_tensorrt, request, target, work, progress)
+            yield target, _attempt(compile_one, keep_going)
 
 
 def _attempt(body: Callable[[], Compiled], keep_going: bool) -> Compiled | Error:
@@ -158,7 +163,7 @@ def _compile_rtx(
     keep_going: bool,
 ) -> Iterator[tuple[Target, Compiled | Error]]:
     """Compile the GPU targets side by side; with keep_going, one by one after a failure."""
-    from .targets.rtx.compile import COMPILER, RtxResult, tail
+    from .targets.rtx.compile import COMPILER
     from .targets.rtx.schedule import CompileJob, compile_many
 
     spec = request.checkpoint.spec
@@ -174,23 +179,8 @@ def _compile_rtx(
         log = failure_log(request.out, request.label(target))
         return CompileJob(graphs[models[target.name]], request.limits, spec, target.name, plan, log, step)
 
-    def compiled(target: Target, result: RtxResult) -> Compiled:
-        folder = request.folder(work, target)
-        log = failure_log(request.out, request.label(target))
-        lines = tuple(tail(log, LOG_TAIL_LINES))
-        (folder / "build.log").write_bytes(log.read_bytes())
-        log.unlink()
-        return Compiled(
-            compiler=COMPILER,
-            version=result.version,
-            files=(folder / "model.plan",),
-            flags=result.flags,
-            seconds=result.seconds,
-            peak_rss_bytes=result.peak_rss_bytes,
-            weight_bytes=_plain_names(weight_bytes(graphs[models[target.name]])),
-            warnings=result.warnings,
-            log_tail=lines,
-        )
+    def compiled(target: Target, result: CompileResult) -> Compiled:
+        return _compiled(request, target, work, COMPILER, result, graphs[models[target.name]])
 
     try:
         results = compile_many([job(t) for t in targets], request.workers)
@@ -205,6 +195,57 @@ def _compile_rtx(
     else:
         for target, result in zip(targets, results, strict=True):
             yield target, compiled(target, result)
+
+
+def _compile_tensorrt(
+    request: CompileRequest, target: Target, work: pathlib.Path, progress: Progress
+) -> Compiled:
+    from .targets.tensorrt.compile import COMPILER, compile_plan
+    from .targets.tensorrt.targets import TARGETS
+
+    def step(phase: str, done: int, total: int) -> None:
+        progress(request.label(target), phase, done, total)
+
+    plan = request.folder(work, target) / "model.plan"
+    graph = request.graph(target)
+    log = failure_log(request.out, request.label(target))
+    try:
+        result = compile_plan(
+            graph, request.limits, request.checkpoint.spec, TARGETS[target.name], plan, log, step
+        )
+    except Error:
+        raise
+    except BaseException:  # interrupted: there is no failure to look into
+        clear_failure_logs(request.out)
+        raise
+    return _compiled(request, target, work, COMPILER, result, graph)
+
+
+def _compiled(
+    request: CompileRequest,
+    target: Target,
+    work: pathlib.Path,
+    compiler: str,
+    result: CompileResult,
+    graph: ir.Model,
+) -> Compiled:
+    """Return what a GPU compiler gave, its log moved beside the plan."""
+    folder = request.folder(work, target)
+    log = failure_log(request.out, request.label(target))
+    lines = tuple(tail(log, LOG_TAIL_LINES))
+    (folder / "build.log").write_bytes(log.read_bytes())
+    log.unlink()
+    return Compiled(
+        compiler=compiler,
+        version=result.version,
+        files=(folder / "model.plan",),
+        flags=result.flags,
+        seconds=result.seconds,
+        peak_rss_bytes=result.peak_rss_bytes,
+        weight_bytes=_plain_names(weight_bytes(graph)),
+        warnings=result.warnings,
+        log_tail=lines,
+    )
 
 
 def failure_log(out: pathlib.Path, label: str) -> pathlib.Path:

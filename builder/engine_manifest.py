@@ -27,6 +27,7 @@ from .machine import host
 from .spec import DecoderSpec, weight_shapes
 from .targets.registry import Target, activation_quantization, compute_dtype, kv_dtype
 from .targets.rtx import contract as rtx_contract
+from .targets.tensorrt import contract as tensorrt_contract
 
 if TYPE_CHECKING:
     from .build import BuildPlan
@@ -137,9 +138,8 @@ def _profiles(flags: tuple[str, ...]) -> tuple[str, ...]:
 def _inputs(target: Target, spec: DecoderSpec, limits: Limits, compute: str) -> tuple[TensorEntry, ...]:
     """Return what a plan takes besides the pools."""
     if target.compiler != "rtx":
-        return tuple(
-            TensorEntry(name=name, dtype="int32", dims=dims) for name, dims in contract.PACKED_INPUTS.items()
-        )
+        packed = tensorrt_contract.STEP_INPUTS if target.compiler == "tensorrt" else contract.PACKED_INPUTS
+        return tuple(TensorEntry(name=name, dtype="int32", dims=dims) for name, dims in packed.items())
     inputs = rtx_contract.plan_inputs(spec, limits, compute)
     return tuple(
         TensorEntry(name=one.name, dtype=one.dtype, dims=tuple(map(str, one.dims)))

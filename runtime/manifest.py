@@ -39,7 +39,10 @@ GRAPH_CONTRACT_VERSION = (
 )
 MAX_MANIFEST_BYTES = 16 << 20
 # What --target of `plansmith build` takes; builder/targets/registry.py has the same names.
-BUILDABLE = ("cpu", "sm75", "sm80", "sm86", "sm89", "sm120", "rtx")
+BUILDABLE = (
+    *("cpu", "sm75", "sm80", "sm86", "sm89", "sm120", "rtx"),
+    *("sm90", "sm100", "sm103", "sm80-tensorrt", "sm86-tensorrt", "sm89-tensorrt", "sm120-tensorrt"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ..spec import DecoderSpec
 from .rtx import targets as rtx
 from .support import check_support, takes
 from .support_table import Need
+from .tensorrt import targets as tensorrt
 
 CPU = "cpu"
 
@@ -23,7 +24,7 @@ class Target:
     """A target of --target.
 
     name : also its directory below targets/
-    compiler : "cpu" or "rtx", the folder beside this file
+    compiler : "cpu", "rtx" or "tensorrt", the folder beside this file
     sm : compute capabilities that the plan runs on; () without a GPU
     """
 
@@ -34,7 +35,7 @@ class Target:
 
 def target_names() -> list[str]:
     """Return every name that --target takes."""
-    return [CPU, *rtx.TARGETS]
+    return [CPU, *rtx.TARGETS, *tensorrt.TARGETS]
 
 
 def find_targets(names: Sequence[str]) -> list[Target]:
@@ -53,12 +54,26 @@ def _find(typed: str) -> Target:
     word = typed.lower()
     if word == CPU:
         return Target(CPU, "cpu", ())
-    number = re.fullmatch(r"sm_?([0-9]{2,3}[a-z]?)|([0-9]{1,2})\.([0-9])", word)
-    if number is None and word not in rtx.TARGETS:
+    number = re.fullmatch(r"(?:sm_?([0-9]{2,3}[a-z]?)|([0-9]{1,2})\.([0-9]))(-tensorrt)?", word)
+    name = word if number is None else f"sm{number[1] or number[2] + number[3]}{number[4] or ''}"
+    if name in rtx.TARGETS:
+        capabilities = rtx.TARGETS[name].capabilities
+        return Target(name, "rtx", tuple(one.lower() for one in capabilities))
+    if (
+        name.removesuffix(tensorrt.SUFFIX) in tensorrt.TARGETS
+    ):  # the only compiler that has it: both spellings
+        name = name.removesuffix(tensorrt.SUFFIX)
+    if name in tensorrt.TARGETS:
+        return Target(name, "tensorrt", (tensorrt.TARGETS[name].sm,))
+    if number is None:
         _refuse(typed)
-    name = word if number is None else "sm" + (number[1] or number[2] + number[3])
-    found = rtx.find_target(name)
-    return Target(found.name, "rtx", tuple(one.lower() for one in found.capabilities))
+    raise UnsupportedError(
+        f"{_no_compiler(name)}{', '.join(target_names()[1:])}, or cpu, which runs anywhere"
+    )
+
+
+def _no_compiler(name: str) -> str:
+    return f"this version cannot build for {name}: neither compiler's targets have that GPU; choose one of "
 
 
 def _refuse(typed: str) -> NoReturn:
@@ -68,13 +83,12 @@ def _refuse(typed: str) -> NoReturn:
         raise InvalidArgumentError(
             f"--target {typed!r} is not known; choose one or more of {', '.join(target_names())}"
         )
-    if sm in rtx.TARGETS:
+    if sm in target_names():
         raise InvalidArgumentError(f"--target {typed!r} is {sm}; give --target {sm}")
-    try:
-        rtx.find_target(sm)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"--target {typed!r} is {sm}; {error}") from None
-    raise AssertionError("not reached")
+    names = ", ".join(target_names()[1:])
+    raise UnsupportedError(
+        f"--target {typed!r} is {sm}; {_no_compiler(sm)}{names}, or cpu, which runs anywhere"
+    )
 
 
 def compute_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
@@ -107,12 +121,16 @@ def check_target(target: Target, spec: DecoderSpec, recipe: Precision) -> None:
     check_support(target, recipe, spec)
     if target.compiler == "rtx":
         rtx.check_installed()
+    if target.compiler == "tensorrt":
+        tensorrt.check_available(tensorrt.TARGETS[target.name])
 
 
 def compiler_version(target: Target) -> str:
-    """Return the version that a plan depends on: of TensorRT-RTX, or of the cpu plan's format."""
+    """Return the version that a plan depends on: of the compiler, or of the cpu plan's format."""
     if target.compiler == "rtx":
         return rtx.check_installed()
+    if target.compiler == "tensorrt":
+        return tensorrt.installed_version()
     from .cpu.plan_file import FORMAT_VERSION
 
     return f"format-{FORMAT_VERSION}"
@@ -145,7 +163,7 @@ def choose_precision(name: str, checkpoint: Checkpoint, targets: Sequence[Target
     if name != "auto":
         return precision(name)
     own = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(checkpoint.spec.dtype, "bf16")
-    gpus = [target for target in targets if target.compiler == "rtx"]
+    gpus = [target for target in targets if target.compiler != "cpu"]
     if not all(takes(target.compiler, target.sm, cast(Need, own)) for target in gpus):
         own = "bf16" if rtx.residual_may_overflow(checkpoint.spec) else "fp16"
     return precision(own)

@@ -12,6 +12,7 @@ from ..scheme import ROW, WHOLE, Scheme
 from ..spec import DecoderSpec, weight_shapes
 from .rtx import targets as rtx
 from .support_table import SUPPORT, WORDS, Need
+from .tensorrt import targets as tensorrt
 
 if TYPE_CHECKING:
     from .registry import Target
@@ -140,18 +141,18 @@ def _compute(target: Target, precision: Precision, spec: DecoderSpec) -> Need:
 
 
 def _about(target: Target) -> str:
-    gpus = rtx.TARGETS[target.name].gpus if target.name in rtx.TARGETS else ""
-    return f"{target.name} ({gpus})" if gpus else target.name
+    gpus = {one.name: one.gpus for one in (*rtx.TARGETS.values(), *tensorrt.TARGETS.values())}
+    return f"{target.name} ({gpus[target.name]})" if target.name in gpus else target.name
 
 
 def _able(target: Target, needs: Mapping[Need, str]) -> str:
     """Name the targets of this compiler that take all of it, and cpu."""
-    able = [
-        one.name
-        for one in rtx.TARGETS.values()
-        if target.compiler == "rtx"
-        and all(takes("rtx", [sm.lower() for sm in one.capabilities], need) for need in needs)
-    ]
+    sms: dict[str, Sequence[str]] = {}
+    if target.compiler == "rtx":
+        sms = {one.name: [sm.lower() for sm in one.capabilities] for one in rtx.TARGETS.values()}
+    elif target.compiler == "tensorrt":
+        sms = {one.name: [one.sm] for one in tensorrt.TARGETS.values()}
+    able = [name for name, held in sms.items() if all(takes(target.compiler, held, need) for need in needs)]
     return " or ".join([*able, "cpu"])
 
 

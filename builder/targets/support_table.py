@@ -1,7 +1,8 @@
 """What each compiler takes on each GPU, as one table.
 
 Every cell of TensorRT-RTX is compiled by a test (tests/builder/targets/rtx/test_support_cells.py), those that say no
-too. TensorRT 11's cells are what NVIDIA documents (support matrix and "Working with Quantized Types", 11.3).
+too. TensorRT 11's cells are what NVIDIA documents (support matrix and "Working with Quantized Types", 11.3); no test
+compiles them, since that takes each GPU.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ SUPPORT: dict[str, CompilerSupport] = {
             w4a8_int8="",
             nvfp4_weights=f"{_BLACKWELL_ON} sm100 sm103",
             nvfp4=f"{_BLACKWELL_ON} sm100 sm103",
-            kv_fp8="",
-            kv_int8="",
+            kv_fp8=f"{_ADA_ON} {_DATA_CENTER}",  # read and written by our plugin; the type is an input's
+            kv_int8=f"{_AMPERE_ON} {_DATA_CENTER}",
         ),
     ),
 }

@@ -290,8 +290,8 @@ def test_nothing_is_written_when_all_fail(
     [
         (["tpu"], InvalidArgumentError, "'tpu' is not known; choose one or more of cpu, sm75"),
         ([" , "], InvalidArgumentError, "--target is empty"),
-        (["sm90"], UnsupportedError, "build for sm90.*cpu, which runs anywhere"),
-        (["9.0"], UnsupportedError, "sm90"),
+        (["sm70"], UnsupportedError, "build for sm70.*cpu, which runs anywhere"),
+        (["7.0"], UnsupportedError, "sm70"),
         (["cpu", "sm75"], UnsupportedError, "sm75.*has no INT4 weights"),
     ],
 )

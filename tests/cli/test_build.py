@@ -73,7 +73,11 @@ def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: P
         (("--precision", "int4", "--draft", "int4"), "--draft int4 is no smaller than the engine's int4"),
         (("--kv_cache_type", "continuous"), "--kv_cache_type is 'continuous'"),
         (("--max_seq_len", 100000), "--max_seq_len is 100000, it must be between 2 and 256"),
-        (("--target", "sm90"), "this version cannot build for sm90"),
+        (("--target", "sm70"), "this version cannot build for sm70"),
+        (
+            ("--target", "sm90"),
+            "sm90 (H100, H200) is compiled by TensorRT 11 on a machine with that GPU, but here",
+        ),
         (("--precision", "fp8"), "--precision fp8 needs calibrated scales"),
     ],
 )

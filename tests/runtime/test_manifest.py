@@ -243,9 +243,9 @@ def test_missing_target_names_the_command(root: pathlib.Path) -> None:
     ):
         m.load_manifest(root).target("sm89")
     with pytest.raises(
-        EngineFileError, match=r"no target 'sm90', only cpu; this version cannot build that one"
+        EngineFileError, match=r"no target 'sm70', only cpu; this version cannot build that one"
     ):
-        m.load_manifest(root).target("sm90")
+        m.load_manifest(root).target("sm70")
 
 
 def test_targets_that_are_suggested_can_be_built() -> None:

@@ -18,8 +18,9 @@ from ...limits import Limits
 from ...machine import available_memory_bytes
 from ...spec import DecoderSpec
 from .. import support
+from ..compiler_process import CompileResult, Progress, Stopped
 from . import lowering, targets
-from .compile import Progress, RtxResult, Stopped, compile_plan, save_lowered
+from .compile import compile_plan, save_lowered
 
 # Peak memory of one compile = BASE + LAYER * layers + FACTOR * bytes of the weights. Measured with TensorRT-RTX 1.7:
 # 0.32 GB for two tiny layers; 30 layers of SmolLM2-135M 1.43 GB in fp16 (270 MB of weights) and 1.14 GB in int4
@@ -58,7 +59,7 @@ def workers_for(jobs: Sequence[CompileJob], max_workers: int | None = None) -> i
     return max(1, min(cores, fitting, len(jobs), max_workers or len(jobs)))
 
 
-def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> list[RtxResult]:
+def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> list[CompileResult]:
     """Compile all jobs and return their results in order; jobs that share a model share its lowered file.
 
     Each compile keeps one core busy. A job's progress is called in a thread of its own.
@@ -79,10 +80,10 @@ def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> 
         return _run_all(jobs, files, workers_for(jobs, max_workers))
 
 
-def _run_all(jobs: Sequence[CompileJob], files: dict[int, Path], workers: int) -> list[RtxResult]:
+def _run_all(jobs: Sequence[CompileJob], files: dict[int, Path], workers: int) -> list[CompileResult]:
     stop = threading.Event()
 
-    def one(job: CompileJob) -> RtxResult:
+    def one(job: CompileJob) -> CompileResult:
         if stop.is_set():
             raise Stopped
         path = files[id(job.model)]

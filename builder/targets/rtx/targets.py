@@ -63,7 +63,7 @@ _MIN_VERSION = (1, 7)
 def find_target(name: str) -> RtxTarget:
     """Return the target of that name.
 
-    raises UnsupportedError for a GPU that TensorRT-RTX has no code generator for, naming what it would take.
+    raises UnsupportedError for a GPU that TensorRT-RTX has no code generator for.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -72,8 +72,7 @@ def find_target(name: str) -> RtxTarget:
             f"target {name!r} is not known to the TensorRT-RTX compiler; choose one of {', '.join(TARGETS)}"
         )
     raise UnsupportedError(
-        f"this version cannot build for {name}: that GPU needs TensorRT 11 on a machine that has it; choose one of "
-        f"{', '.join(TARGETS)}, or cpu, which runs anywhere"
+        f"TensorRT-RTX cannot build for {name}; choose one of {', '.join(TARGETS)}, or cpu, which runs anywhere"
     )
 
 

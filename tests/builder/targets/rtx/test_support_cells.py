@@ -14,9 +14,9 @@ from plansmith.builder.graph.linear import linear
 from plansmith.builder.graph.weights import WeightLoader
 from plansmith.builder.precision import of_checkpoint, precision
 from plansmith.builder.scheme import ROW, WHOLE, Scheme
+from plansmith.builder.targets.compiler_child import FATAL_WARNINGS
 from plansmith.builder.targets.registry import find_targets
 from plansmith.builder.targets.rtx import contract, targets
-from plansmith.builder.targets.rtx.child import FATAL_WARNINGS
 from plansmith.builder.targets.rtx.compile import compile_plan
 from plansmith.builder.targets.rtx.pen import Pen
 from plansmith.builder.targets.rtx.products import lower_products

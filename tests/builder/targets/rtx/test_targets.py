@@ -1,4 +1,4 @@
-"""What each GPU takes, and what is said of those that no compiler here builds for."""
+"""What each GPU takes, and what is said of those that the compilers do not build for."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ def test_gpu_without_a_code_generator(name: str) -> None:
     with pytest.raises(UnsupportedError) as error:
         targets.find_target(name)
     text = str(error.value)
-    assert (
-        f"this version cannot build for {name}: that GPU needs TensorRT 11 on a machine that has it" in text
-    )
+    assert f"TensorRT-RTX cannot build for {name}; choose one of sm75, sm80" in text
     assert text.endswith("or cpu, which runs anywhere") and "nearest" not in text
 
 
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("h100", "--target 'h100' is sm90; this version cannot build for sm90"),
-        ("H200", "--target 'H200' is sm90; this version cannot build for sm90"),
-        ("b200", "--target 'b200' is sm100; this version cannot build for sm100"),
+        ("V100", "--target 'V100' is sm70; this version cannot build for sm70: neither compiler"),
+        ("sm110", "this version cannot build for sm110: neither compiler"),
+        ("h100", "--target 'h100' is sm90; give --target sm90"),
+        ("B200", "--target 'B200' is sm100; give --target sm100"),
         ("L4", "--target 'L4' is sm89; give --target sm89"),
         ("RTX-4090", "--target 'RTX-4090' is sm89; give --target sm89"),
         ("rtx 5090", "--target 'rtx 5090' is sm120; give --target sm120"),
