@@ -1,7 +1,7 @@
 """The kernels of sampling: which run, over what grids, in which workspace. No triton, no torch.
 
 Dimensions: R rows, V vocabulary, C chunks of a row. Arguments of the kernels, by name:
-    logits [R, V] float32; int32 words: rows [R, 12] psm_sampling_row, edits [., 4] psm_logit_edit, masks [., mask_words];
+    logits [R, V] float32; int32 words: rows [R, 12] psm_sampling_row, edits [., 4] psm_logit_edit, masks [., (V+31)/32];
     samples [R, 44] psm_row_sample, written; vocab_size, mask_words, weight_shift int32
     every other name : the region of the workspace that has it
 """
@@ -193,11 +193,11 @@ GATHER = _kernel(
 )
 DRAW = _kernel(
     "draw",
-    "logits rows adjusted chunk_best chunk_notes state race_times race_ids log_sums level_sums"
+    "logits rows adjusted chunk_best chunk_notes state race_times race_ids level_sums"
     " candidate_keys candidate_ids samples",
     "vocab_size weight_shift",
-    {"CHUNK": CHUNK, "LEVELS": LEVELS, "CAPACITY": CAPACITY},
-    num_warps=8,
+    {"CHUNK": CHUNK, "LEVELS": LEVELS, "CAPACITY": CAPACITY, "TILE": 1024},
+    num_warps=16,
 )
 LOGPROBS = _kernel(
     "logprobs",

@@ -1,0 +1,47 @@
+"""Sampling, fourth pass: the candidates of top_k and top_p, in no order.
+
+Reads rows with top_k or top_p once more: limited by L2's bytes. One program a chunk of a row.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .arithmetic import distance_key
+from .rows import INF, float_word, is_cut_k, is_cut_p, is_greedy, largest, load_logits, row_notes
+
+
+@triton.jit
+def gather(
+    logits,
+    rows,
+    adjusted,
+    chunk_best,
+    chunk_notes,
+    state,
+    candidate_keys,
+    candidate_ids,
+    vocab_size,
+    CHUNK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Gather one chunk's candidates. Arguments: spec.py. The count goes on where there is no room."""
+    chunk, row, chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    words = rows + row * 12
+    if ~is_greedy(words) & (is_cut_k(words, vocab_size) | is_cut_p(words)):
+        best = largest(chunk_best + (row * 2 + 1) * chunks, chunks)
+        if (row_notes(chunk_notes, row, chunks) == 0) & (best > -INF):
+            ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            place = row.to(tl.int64) * vocab_size
+            x = load_logits(logits, adjusted, words, place, ids, vocab_size)
+            key = distance_key(x, best, float_word(words, 3))
+            is_candidate = key <= tl.load(state + row * 4 + 3)
+            count = tl.sum(is_candidate.to(tl.int32), axis=0)
+            if count > 0:
+                begin = tl.atomic_add(state + row * 4, count)
+                at = begin + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
+                is_stored = is_candidate & (at < CAPACITY)
+                tl.store(candidate_keys + row * CAPACITY + at, key, mask=is_stored)
+                tl.store(candidate_ids + row * CAPACITY + at, ids, mask=is_stored)
