@@ -2,6 +2,7 @@
 #include "draft_model.h"
 
 #include <algorithm>
+#include <new>
 
 #include "status.h"
 
@@ -45,6 +46,10 @@ DraftModel::DraftModel(const EngineConfig& config, KvCache* kv, Sampler* sampler
              kv->BlocksFor(config.info.max_seq_len)),
       claims_(static_cast<size_t>(kv->num_blocks())) {
   ranges_.reserve(static_cast<size_t>(config.draft_info.max_batch_size));
+  if (config.draft_info.samples_rows != 0) {
+    sampling_ = std::make_unique<SamplingRows>(config.info.vocab_size,
+                                               config.draft_info.max_batch_size);
+  }
 }
 
 bool DraftModel::Draft(std::vector<ScheduledSeq>* sequences) {
@@ -126,48 +131,81 @@ void DraftModel::CollectRound(std::vector<ScheduledSeq>* sequences, size_t round
 
 bool DraftModel::RunRound() {
   const int64_t begin_ns = NowNs();
-  const float* logits = nullptr;
-  if (!Step(&logits)) return false;
-  DrawAll(logits);
+  Rows rows;
+  if (!Step(&rows)) return false;
+  DrawAll(rows);
   cost_.Observe(num_range_tokens_, NowNs() - begin_ns);
   return true;
 }
 
-bool DraftModel::Step(const float** logits) {
+bool DraftModel::Step(Rows* rows) {
   const psm_batch& batch = batch_.Build(ranges_, kv_->tokens_per_block());
+  const StepOutcome outcome =
+      RunStep(config_.draft, batch, config_.info.vocab_size,
+              [&] { return batch.num_logits_rows == 0 ? nullptr : DescribeRows(); });
+  *rows = outcome.rows;
+  if (outcome.status != PSM_OK) return false;
+  return batch.num_logits_rows == 0 || rows->samples != nullptr || rows->logits != nullptr;
+}
+
+// How the round's rows are to be drawn, while the device computes them; NULL = from their logits.
+// What a request wants of the target's logits does not matter here, but beams are never drafted for.
+SamplingRows* DraftModel::DescribeRows() {
+  if (sampling_ == nullptr) return nullptr;
+  const auto has_row = [](const DraftRange& r) { return r.end == r.request->num_tokens(); };
+  const auto cannot = [&](const DraftRange& r) {
+    return has_row(r) && !SamplingRows::CanDescribe(*r.request);
+  };
+  if (std::any_of(ranges_.begin(), ranges_.end(), cannot)) return nullptr;
+  sampling_->Clear();
   try {
-    if (config_.draft.step(config_.draft.self, &batch, logits) != PSM_OK) return false;
-  } catch (...) {  // as with the target: one that forgot to translate
-    return false;
+    for (const DraftRange& range : ranges_) {
+      if (!has_row(range)) continue;
+      const uint32_t* mask = nullptr;
+      try {
+        mask = MaskOf(range.request);
+      } catch (const StatusError&) {  // comes again in DrawOne
+      }
+      sampling_->Add(range.request, mask, false);
+    }
+  } catch (const std::bad_alloc&) {
+    return nullptr;
   }
-  return batch.num_logits_rows == 0 || *logits != nullptr;
+  return sampling_.get();
+}
+
+// NULL = free.
+const uint32_t* DraftModel::MaskOf(Request* request) {
+  if (request->guide == nullptr) return nullptr;
+  return guides_->MaskAhead(request, request->draft.data(),
+                            static_cast<int32_t>(request->draft.size()));
 }
 
 void DraftModel::NoteComputed() {
   for (const DraftRange& range : ranges_) kv_->SetDraftPositions(range.request->kv, range.end);
 }
 
-void DraftModel::DrawAll(const float* logits) {
+void DraftModel::DrawAll(Rows rows) {
   for (const DraftRange& range : ranges_) {
     if (range.end < range.request->num_tokens()) continue;
-    DrawOne(logits, range.request);
-    logits += config_.info.vocab_size;
+    DrawOne(rows, range.request);
+    rows.Skip(1);
   }
 }
 
 // What goes wrong here goes wrong again in the target's row, where it is reported; a draft only
 // ends.
-void DraftModel::DrawOne(const float* row, Request* request) {
+void DraftModel::DrawOne(const Rows& row, Request* request) {
   Sample sample;
   const WithoutLogProbs without(&request->params);
   try {
-    const uint32_t* mask = nullptr;
-    if (request->guide != nullptr) {
-      mask = guides_->MaskAhead(request, request->draft.data(),
-                                static_cast<int32_t>(request->draft.size()));
-      if (!AnyAllowed(mask, config_.info.vocab_size)) return;
+    const uint32_t* mask = MaskOf(request);
+    if (mask != nullptr && !AnyAllowed(mask, config_.info.vocab_size)) return;
+    if (row.samples != nullptr) {
+      TakeSample(*row.samples, *request, mask, config_.info.vocab_size, &sample);
+    } else {
+      sampler_->Draw(row.logits, *request, mask, &sample);
     }
-    sampler_->Draw(row, *request, mask, &sample);
   } catch (...) {
     return;
   }

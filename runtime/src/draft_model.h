@@ -8,13 +8,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "draft_batch.h"
 #include "engine_config.h"
 #include "guide.h"
 #include "kv_cache.h"
+#include "run_step.h"
 #include "sampler.h"
+#include "sampling_rows.h"
 #include "scheduler.h"
 #include "step_cost.h"
 
@@ -46,16 +49,19 @@ class DraftModel {
   bool ClaimBlocks(const DraftRange& range);
   void CollectRound(std::vector<ScheduledSeq>* sequences, size_t round);
   bool RunRound();
-  bool Step(const float** logits);
+  bool Step(Rows* rows);
+  SamplingRows* DescribeRows();
+  const uint32_t* MaskOf(Request* request);
   void NoteComputed();
-  void DrawAll(const float* logits);
-  void DrawOne(const float* row, Request* request);
+  void DrawAll(Rows rows);
+  void DrawOne(const Rows& row, Request* request);
 
   const EngineConfig& config_;
   KvCache* kv_;
   Sampler* sampler_;
   GuideThread* guides_;
   DraftBatch batch_;
+  std::unique_ptr<SamplingRows> sampling_;  // NULL = the executor does not draw
   StepCost cost_;
   std::vector<DraftRange> ranges_;  // of the round
   int32_t num_range_tokens_ = 0;

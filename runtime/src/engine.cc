@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <limits>
+#include <new>
 #include <system_error>
 
 #include "reserve.h"
@@ -73,6 +74,10 @@ Engine::Engine(const EngineConfig& config)
       stats_(config),
       copy_ns_per_block_(static_cast<double>(config.kv_bytes_per_block) / kAssumedCopyBytesPerNs) {
   speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_, &step_cost_);
+  if (config_.info.samples_rows != 0) {
+    sampling_ =
+        std::make_unique<SamplingRows>(config_.info.vocab_size, config_.info.max_logits_rows);
+  }
   NoteDrafts();
   LearnCosts();
   published_ = stats_.totals();
@@ -88,7 +93,9 @@ Engine::~Engine() {
     Shutdown();
   } catch (const std::exception&) {
     // No memory for the last events, which nobody will read. The thread has ended.
-    for (const psm_event& event : new_events_) psm_logits_free(event.logits);
+    for (const auto* events : {&pending_.events, &new_events_}) {
+      for (const psm_event& event : *events) psm_logits_free(event.logits);
+    }
   }
   config_.executor.close(config_.executor.self);
   if (config_.options.draft_mode == PSM_DRAFT_MODEL) config_.draft.close(config_.draft.self);
@@ -178,6 +185,11 @@ class Engine::BetweenSteps {
   explicit BetweenSteps(Engine* engine) : engine_(engine) {
     Count(1);
     lock_ = std::unique_lock<std::mutex>(engine->step_mutex_);
+    try {
+      engine->PublishPending();  // nothing waits for what may take its time here
+    } catch (const std::bad_alloc&) {
+      // The events keep until there is memory.
+    }
   }
   ~BetweenSteps() {
     lock_.unlock();

@@ -24,7 +24,9 @@
 #include "kv_cache.h"
 #include "plansmith/plansmith.h"
 #include "request.h"
+#include "run_step.h"
 #include "sampler.h"
+#include "sampling_rows.h"
 #include "scheduler.h"
 #include "speculator.h"
 #include "step_cost.h"
@@ -89,6 +91,17 @@ class Engine {
 
   // engine.cc
   class BetweenSteps;
+
+  // What the others are yet to see of a step.
+  struct Unpublished {
+    bool is_there = false;
+    bool ran = false;
+    psm_engine_stats totals{};
+    psm_iteration_stats record{};
+    std::vector<Request*> retired;
+    std::vector<psm_event> events;
+  };
+
   uint64_t Enqueue(std::vector<std::unique_ptr<Request>>* sequences);
   void StartThread();
   void RefuseInsideStep(const char* function);
@@ -101,8 +114,9 @@ class Engine {
   void ReserveForLive();
   void ExpireOverdue(int64_t now_ns);
   bool RunCopies(std::string* error);
-  bool DraftAndExecute(StepPlan* plan, const float** logits, std::string* error);
-  bool Execute(const psm_batch& batch, const float** logits, std::string* error);
+  bool DraftAndExecute(StepPlan* plan, Rows* rows, std::string* error);
+  bool Execute(const StepPlan& plan, const psm_batch& batch, Rows* rows, std::string* error);
+  SamplingRows* WhileDeviceWorks(const StepPlan& plan, const psm_batch& batch);
   void LearnCosts();
   void FailStep(const StepPlan& plan, const std::string& message);
   void FailRunning(const std::string& message);
@@ -111,15 +125,21 @@ class Engine {
   void BuryRetired();
   void NoteDrafts();
   void Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns);
+  void PublishPending();
+  bool GoesOn();
+
+  // engine_sampling.cc
+  bool DescribeRows(const StepPlan& plan);
+  void DescribeSequence(Request* request);
 
   // engine_advance.cc
-  void AdvanceAll(const StepPlan& plan, const float* logits);
+  void AdvanceAll(const StepPlan& plan, Rows rows);
   // Each returns the rows it used.
-  int32_t AdvanceContext(const ScheduledSeq& seq, const float* rows);
-  int32_t AdvanceGeneration(Request* request, const float* rows);
+  int32_t AdvanceContext(const ScheduledSeq& seq, Rows rows);
+  int32_t AdvanceGeneration(Request* request, const Rows& rows);
   void FinishBeamsIfDone(Request* request);
-  int32_t Verify(Request* request, const float* rows);
-  int32_t DrawToken(Request* request, const float* row, int32_t row_idx);
+  int32_t Verify(Request* request, Rows rows);
+  int32_t DrawToken(Request* request, const Rows& row, int32_t row_idx);
   void PublishBlocks(Request* request, bool with_tail);
   void EmitContext(Request* request, const float* row);
   void AttachLogits(const float* row, psm_event* event) const;
@@ -163,6 +183,7 @@ class Engine {
   std::unique_ptr<Speculator> speculator_;
   bool drafts_ = false;  // whether there is anything for the speculator to do
   BatchBuilder batch_;
+  std::unique_ptr<SamplingRows> sampling_;  // NULL = the executor does not draw
   StepStats stats_;
   double copy_ns_per_block_;  // to or from the host
   IntrusiveHeap<Request, &Request::deadline_slot, EarlierDeadline> deadlines_;
@@ -171,7 +192,9 @@ class Engine {
   std::vector<Request*> retired_;
   std::vector<LiveRequest> dead_;
   int32_t num_ended_requests_ = 0;  // in this step
+  int32_t num_waiting_of_step_ = 0;  // num_waiting_ when it was last set
   std::vector<psm_event> new_events_;
+  Unpublished pending_;
   size_t num_usual_events_ = 0;  // of a step at most: all but those of beams that end
   // A step that broke down: every request still has to be failed with this.
   psm_status breakdown_ = PSM_OK;

@@ -28,8 +28,7 @@ void CopyTop(const Sample& sample, psm_event* event) {
 
 }  // namespace
 
-void Engine::AdvanceAll(const StepPlan& plan, const float* logits) {
-  const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
+void Engine::AdvanceAll(const StepPlan& plan, Rows rows) {
   // First all positions, for the sum; a finished request gives its blocks back at once.
   for (const ScheduledSeq& seq : plan.context) seq.request->num_computed += seq.num_tokens;
   for (const ScheduledSeq& seq : plan.generation) seq.request->num_computed += 1;
@@ -39,32 +38,31 @@ void Engine::AdvanceAll(const StepPlan& plan, const float* logits) {
       Request* request = seq.request;
       request->stats.last_iter = stats_.iter();
       const int32_t num_rows =
-          seqs == &plan.context ? AdvanceContext(seq, logits) : AdvanceGeneration(request, logits);
-      logits += static_cast<size_t>(num_rows) * vocab_size;
+          seqs == &plan.context ? AdvanceContext(seq, rows) : AdvanceGeneration(request, rows);
+      rows.Skip(num_rows);
     }
   }
 }
 
-int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
+int32_t Engine::AdvanceContext(const ScheduledSeq& seq, Rows rows) {
   Request* request = seq.request;
-  const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
   const int32_t end = request->num_computed;
   const ContextRows wanted(*request, end - seq.num_tokens, end);
   const int32_t num_rows =
       wanted.context_end - wanted.context_begin + wanted.last_is_extra + seq.num_draft;
   PublishBlocks(request, wanted.reaches_last);
   try {
-    for (int32_t p = wanted.context_begin; p < wanted.context_end; ++p, rows += vocab_size) {
-      EmitContext(request, rows);
+    for (int32_t p = wanted.context_begin; p < wanted.context_end; ++p) {
+      EmitContext(request, rows.logits);
+      if (p + 1 < wanted.context_end || wanted.last_is_extra) rows.Skip(1);
     }
     if (!wanted.reaches_last) return num_rows;
     ++request->stats.num_decode_iters;
-    const float* last = wanted.last_is_extra ? rows : rows - vocab_size;
     if (request->beams != nullptr) {
-      request->beams->Start(last, &sampler_, &kv_, request);
+      request->beams->Start(rows.logits, &sampler_, &kv_, request);
       FinishBeamsIfDone(request);
     } else {
-      Verify(request, last);
+      Verify(request, rows);
     }
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
@@ -72,11 +70,11 @@ int32_t Engine::AdvanceContext(const ScheduledSeq& seq, const float* rows) {
   return num_rows;
 }
 
-int32_t Engine::AdvanceGeneration(Request* request, const float* rows) {
+int32_t Engine::AdvanceGeneration(Request* request, const Rows& rows) {
   ++request->stats.num_decode_iters;
   try {
     if (request->beams == nullptr) return Verify(request, rows);
-    request->beams->Advance(rows, &sampler_, &kv_, request);
+    request->beams->Advance(rows.logits, &sampler_, &kv_, request);
     FinishBeamsIfDone(request);
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
@@ -85,7 +83,7 @@ int32_t Engine::AdvanceGeneration(Request* request, const float* rows) {
 }
 
 // Row j follows draft[0..j); it counts as long as the drafts before it are what was drawn.
-int32_t Engine::Verify(Request* request, const float* rows) {
+int32_t Engine::Verify(Request* request, Rows rows) {
   const int32_t num_draft = static_cast<int32_t>(request->draft.size());
   int32_t num_accepted = 0;
   int32_t reason = PSM_FINISH_NOT_FINISHED;
@@ -95,7 +93,7 @@ int32_t Engine::Verify(Request* request, const float* rows) {
       if (j == num_draft || request->tokens.back() != request->draft[static_cast<size_t>(j)]) break;
       ++request->num_computed;
       ++num_accepted;
-      rows += config_.info.vocab_size;
+      rows.Skip(1);
     }
   } catch (const StatusError& e) {
     Fail(request, e.code(), e.what());
@@ -118,11 +116,15 @@ int32_t Engine::Verify(Request* request, const float* rows) {
 
 // Draws and emits a token; why the request ends with it, or PSM_FINISH_NOT_FINISHED. Throws
 // StatusError when the row or the request does not allow a token.
-int32_t Engine::DrawToken(Request* request, const float* row, int32_t row_idx) {
+int32_t Engine::DrawToken(Request* request, const Rows& row, int32_t row_idx) {
   const uint32_t* mask = request->guide == nullptr ? nullptr : guides_.Mask(*request, row_idx);
   Sample sample;
-  sampler_.Draw(row, *request, mask, &sample);
-  EmitToken(request, sample, row);
+  if (row.samples != nullptr) {
+    TakeSample(*row.samples, *request, mask, config_.info.vocab_size, &sample);
+  } else {
+    sampler_.Draw(row.logits, *request, mask, &sample);
+  }
+  EmitToken(request, sample, row.logits);
   if (request->guide != nullptr) guides_.Accept(request, request->num_output() - 1);
   return FinishReason(*request);
 }

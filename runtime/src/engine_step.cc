@@ -43,11 +43,12 @@ void CopyMessage(const char* message, char* to) {
 }
 
 void Engine::Run() {
+  bool is_behind = false;  // with events that there was no memory for
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      work_.wait(lock, [this] {
-        const bool has_work = !requests_.empty() || breakdown_ != PSM_OK;
+      work_.wait(lock, [&] {
+        const bool has_work = !requests_.empty() || breakdown_ != PSM_OK || is_behind;
         return stopping_ || (has_work && num_between_steps_ == 0);
       });
       if (stopping_) return;
@@ -56,7 +57,10 @@ void Engine::Run() {
     const SteppingHere here(&stepping_thread_);
     try {
       Step();
+      if (!GoesOn()) PublishPending();
+      is_behind = false;
     } catch (const std::exception&) {
+      is_behind = true;
       // There is no memory even for the last events: they keep until there is some.
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -113,12 +117,14 @@ bool Engine::StepWork() {
   stats_.BeginStep(plan, kv_, begin_ns);
   stats_.AddPlanTime(NowNs() - machine_begin_ns);
   PublishQueued();
-  const float* logits = nullptr;
+  Rows rows;
   std::string error;
+  // Before what may take long; else while the device works.
+  if (!kv_.copies().empty() || config_.options.draft_mode == PSM_DRAFT_MODEL) PublishPending();
   if (!RunCopies(&error)) {
     FailRunning(error);
-  } else if (DraftAndExecute(&plan, &logits, &error)) {
-    AdvanceAll(plan, logits);
+  } else if (DraftAndExecute(&plan, &rows, &error)) {
+    AdvanceAll(plan, rows);
   } else {
     FailStep(plan, error);
   }
@@ -126,7 +132,7 @@ bool Engine::StepWork() {
   return true;
 }
 
-bool Engine::DraftAndExecute(StepPlan* plan, const float** logits, std::string* error) {
+bool Engine::DraftAndExecute(StepPlan* plan, Rows* rows, std::string* error) {
   if (drafts_) {
     const int64_t draft_begin_ns = NowNs();
     const DraftOutcome outcome = speculator_->Draft(plan);  // first: arguments have no order
@@ -142,7 +148,7 @@ bool Engine::DraftAndExecute(StepPlan* plan, const float** logits, std::string* 
       if (request->num_computed + seq.num_tokens == request->num_tokens()) guides_.Prepare(request);
     }
   }
-  return Execute(batch, logits, error);
+  return Execute(*plan, batch, rows, error);
 }
 
 // Takes over what has been submitted and cancelled. All or nothing: when there is no memory for the
@@ -183,11 +189,13 @@ void Engine::ReserveForLive() {
   deadlines_.Reserve(num_live_);
   guides_.Reserve(num_guided_);
   ReserveAtLeast(&retired_, num_live_);
+  ReserveAtLeast(&pending_.retired, num_live_);
   ReserveAtLeast(&dead_, dead_.size() + requests_.size());
   // Tokens for each running request, the rows of a context (each is a token of the step), and the
   // end of every request. A beam search that ends makes room for its beams by itself.
   num_usual_events_ = num_live_ + num_tokens + max_num_tokens;
   ReserveAtLeast(&new_events_, new_events_.size() + num_usual_events_);
+  ReserveAtLeast(&pending_.events, num_usual_events_);
 }
 
 // With mutex_ held.
@@ -234,24 +242,22 @@ bool Engine::RunCopies(std::string* error) {
   return error->empty();
 }
 
-bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* error) {
+bool Engine::Execute(const StepPlan& plan, const psm_batch& batch, Rows* rows,
+                     std::string* error) {
   const int64_t begin_ns = config_.NowNs(), machine_begin_ns = NowNs();
-  psm_status status = PSM_ERROR_EXECUTOR;
-  bool threw = false;
-  try {
-    status = config_.executor.step(config_.executor.self, &batch, logits);
-  } catch (...) {  // an executor written in C++ that forgot to translate: the engine must live on
-    threw = true;
-  }
+  const StepOutcome outcome =
+      RunStep(config_.executor, batch, config_.info.vocab_size,
+              [&] { return WhileDeviceWorks(plan, batch); });
+  *rows = outcome.rows;
   const int64_t took_ns = config_.NowNs() - begin_ns;
   stats_.AddExecutorTime(took_ns, NowNs() - machine_begin_ns);
-  if (threw) {
+  if (outcome.threw) {
     *error = "the executor threw an exception; it must return a status instead";
-  } else if (status != PSM_OK) {
+  } else if (outcome.status != PSM_OK) {
     *error = Format("the executor failed in step %llu: %s: %s",
-                    static_cast<unsigned long long>(stats_.iter()), psm_status_name(status),
-                    ExecutorText(config_.executor).c_str());
-  } else if (batch.num_logits_rows > 0 && *logits == nullptr) {
+                    static_cast<unsigned long long>(stats_.iter()),
+                    psm_status_name(outcome.status), ExecutorText(config_.executor).c_str());
+  } else if (batch.num_logits_rows > 0 && rows->samples == nullptr && rows->logits == nullptr) {
     *error = Format("the executor gave NULL for %d rows of logits", batch.num_logits_rows);
   }
   if (error->empty()) {
@@ -259,6 +265,17 @@ bool Engine::Execute(const psm_batch& batch, const float** logits, std::string* 
     LearnCosts();
   }
   return error->empty();
+}
+
+// Between launch and collect: what does not depend on the step's result.
+SamplingRows* Engine::WhileDeviceWorks(const StepPlan& plan, const psm_batch& batch) {
+  PublishPending();
+  if (sampling_ == nullptr || batch.num_logits_rows == 0) return nullptr;
+  try {
+    return DescribeRows(plan) ? sampling_.get() : nullptr;
+  } catch (const std::bad_alloc&) {
+    return nullptr;  // no room for the edits: the logits need none
+  }
 }
 
 // What the cache weighs: a block fetched from the host against one computed again.
@@ -292,23 +309,24 @@ void Engine::FailAll(psm_status status, const char* message) {
 
 void Engine::PublishQueued() {
   std::lock_guard<std::mutex> lock(mutex_);
-  num_waiting_ = static_cast<int32_t>(inbox_.size()) + scheduler_.num_queued();
+  num_waiting_ = num_waiting_of_step_ =
+      static_cast<int32_t>(inbox_.size()) + scheduler_.num_queued();
 }
 
-// Forget the requests that have ended; with mutex_ held. What they own goes away later, outside the
+// Forget the requests of the step that have ended; with mutex_ held. What they own goes away later, outside the
 // lock: a guide's close may be anything.
 void Engine::BuryRetired() {
   const auto has_ended = [](const LiveRequest* live) {
     return live->sequences.front()->group->num_live == 0;
   };
-  for (const Request* request : retired_) {
+  for (const Request* request : pending_.retired) {
     --num_live_;
     num_guided_ -= request->guide != nullptr;
     num_with_drafts_ -= !request->caller_draft.empty();
     --request->group->num_live;
   }
   cancels_.erase(std::remove_if(cancels_.begin(), cancels_.end(), has_ended), cancels_.end());
-  for (const Request* request : retired_) {
+  for (const Request* request : pending_.retired) {
     const auto found = requests_.find(request->group->id);
     if (found == requests_.end() || !has_ended(&found->second)) continue;
     if (request->adapter_id != 0) adapters_.Use(request->adapter_id, -1);
@@ -316,27 +334,51 @@ void Engine::BuryRetired() {
     requests_.erase(found);
   }
   NoteDrafts();
-  retired_.clear();  // at once: without memory for the events, Publish comes again
+  pending_.retired.clear();  // at once: without memory for the events, they come again
 }
 
-// Makes the step visible: counts and live ids first, then its events, so that whoever has seen an
-// event also sees the state behind it.
+// Ends the step: what it was is now to be published, at once or, when the next step can be launched
+// first, while the device works on that.
 void Engine::Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns) {
+  PublishPending();
   stats_.EndStep(scheduler_, kv_, static_cast<size_t>(num_ended_requests_),
                  ran ? config_.NowNs() - begin_ns : 0, ran ? NowNs() - machine_begin_ns : 0);
   num_ended_requests_ = 0;
-  psm_iteration_stats record = stats_.TakeRecord();
+  pending_.record = stats_.TakeRecord();
+  pending_.totals = stats_.totals();
+  PublishQueued();
+  pending_.record.num_queued_requests = num_waiting_of_step_;
+  pending_.ran = ran;
+  pending_.retired.swap(retired_);
+  pending_.events.swap(new_events_);
+  pending_.is_there = true;
+  const bool may_wait =
+      ran && config_.executor.launch != nullptr && config_.options.manual_step == 0;
+  if (!may_wait) PublishPending();
+}
+
+// Makes a step visible: counts and live ids first, then its events, so that whoever has seen an
+// event also sees the state behind it.
+void Engine::PublishPending() {
+  if (!pending_.is_there) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     BuryRetired();
-    record.num_queued_requests = num_waiting_ =
-        static_cast<int32_t>(inbox_.size()) + scheduler_.num_queued();
-    published_ = stats_.totals();
-    if (ran) iterations_.Push(record);
+    published_ = pending_.totals;
+    if (pending_.ran) iterations_.Push(pending_.record);
+    pending_.ran = false;  // without memory for the events, they come again
   }
-  events_.Push(new_events_);
-  new_events_.clear();
+  events_.Push(pending_.events);
+  pending_.events.clear();
+  pending_.is_there = false;
   dead_.clear();  // last: a guide's close may take its time
+}
+
+// Whether the engine's thread has another step to run at once, whose launch what is pending can wait
+// for.
+bool Engine::GoesOn() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !stopping_ && num_between_steps_ == 0 && num_live_ > pending_.retired.size();
 }
 
 }  // namespace plansmith

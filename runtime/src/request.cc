@@ -15,6 +15,21 @@ int32_t Request::CallerDraftLeft() {
   return std::max(0, std::min({size - n, max_caller_draft, max_len() - num_tokens() - 1}));
 }
 
+float TopP(const Request& request) {
+  const SamplingParams& p = request.params;
+  if (p.top_p_after.empty()) return p.top_p;
+  const int32_t last = static_cast<int32_t>(p.top_p_after.size()) - 1;  // stays from there on
+  const int32_t most = std::min(last, request.num_output());
+  const int32_t* end = request.output() + request.num_output();
+  int32_t i = 0;
+  while (i < most && end[-1 - i] != p.top_p_reset_id) ++i;
+  return p.top_p_after[static_cast<size_t>(i)];
+}
+
+bool EndsWith(const Request& request, const int32_t* word, int32_t n) {
+  return n <= request.num_tokens() && std::equal(word, word + n, request.tokens.end() - n);
+}
+
 int32_t FinishReason(const Request& request) {
   const SamplingParams& params = request.params;
   const int32_t n = request.num_output();

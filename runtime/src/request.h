@@ -45,7 +45,8 @@ struct SamplingParams {
   psm_logits_processor logits_processor = nullptr;
   void* logits_processor_self = nullptr;
   std::vector<int32_t> end_ids;
-  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // by id, equal ones as they were given
+  bool has_repeated_bias = false;                     // an id of it comes twice
   WordList bad_words;
   WordList stop_words;
 
@@ -155,5 +156,11 @@ struct Request {
 // Why `request`, which has just got a token, ends: a PSM_FINISH_ code, PSM_FINISH_NOT_FINISHED if
 // it does not.
 int32_t FinishReason(const Request& request);
+
+// top_p of the coming token: a function of the output alone, so drafts and pauses do not show.
+float TopP(const Request& request);
+
+// Whether its tokens end with the n ids of `word`.
+bool EndsWith(const Request& request, const int32_t* word, int32_t n);
 
 }  // namespace plansmith

@@ -184,6 +184,11 @@ class RequestChecker {
       }
       p->logit_bias.emplace_back(r_.logit_bias_ids[i], bias);
     }
+    const auto by_id = [](const auto& a, const auto& b) { return a.first < b.first; };
+    std::stable_sort(p->logit_bias.begin(), p->logit_bias.end(), by_id);
+    const auto same_id = [](const auto& a, const auto& b) { return a.first == b.first; };
+    p->has_repeated_bias = std::adjacent_find(p->logit_bias.begin(), p->logit_bias.end(),
+                                              same_id) != p->logit_bias.end();
   }
 
   WordList Words(const char* name, const psm_token_lists& lists) const {

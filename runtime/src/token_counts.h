@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -25,6 +26,7 @@ class TokenCounts {
     for (; size < 2 * max_tokens; size *= 2) --shift_;
     slots_.assign(size, -1);
     entries_.reserve(max_tokens);
+    order_.reserve(max_tokens);
   }
   void AddPrompt(int32_t token) {
     Find(token);
@@ -37,12 +39,34 @@ class TokenCounts {
     if (--entry.num_output > 0 || &entry < entries_.data() + num_of_prompt_) return;
     // It was the first of its kind, so its entry and its slot are the newest: nothing probes past.
     slots_[SlotOf(token)] = -1;
+    if (order_.size() == entries_.size()) order_.erase(PlaceOf(token));
     entries_.pop_back();
   }
   // Distinct tokens in order of first occurrence.
   const std::vector<Entry>& entries() const { return entries_; }
+  // Indices of entries(), by ascending token. Sorts the first time; afterwards it costs what has
+  // come since.
+  const std::vector<int32_t>& Ascending() {
+    const int32_t size = static_cast<int32_t>(entries_.size());
+    if (order_.empty()) {
+      for (int32_t i = 0; i < size; ++i) order_.push_back(i);
+      std::sort(order_.begin(), order_.end(), [this](int32_t a, int32_t b) {
+        return entries_[static_cast<size_t>(a)].token < entries_[static_cast<size_t>(b)].token;
+      });
+    }
+    for (int32_t i = static_cast<int32_t>(order_.size()); i < size; ++i) {
+      order_.insert(PlaceOf(entries_[static_cast<size_t>(i)].token), i);
+    }
+    return order_;
+  }
 
  private:
+  // Where the token is in order_, or would be.
+  std::vector<int32_t>::iterator PlaceOf(int32_t token) {
+    return std::lower_bound(order_.begin(), order_.end(), token, [this](int32_t i, int32_t t) {
+      return entries_[static_cast<size_t>(i)].token < t;
+    });
+  }
   // Where the token is, or would be.
   size_t SlotOf(int32_t token) const {
     // Fibonacci hashing: the high bits of the product spread neighbouring ids.
@@ -64,6 +88,7 @@ class TokenCounts {
   int shift_ = 28;
   std::vector<Entry> entries_;
   size_t num_of_prompt_ = 0;
+  std::vector<int32_t> order_;  // of the first so many entries; empty until it is asked for
 };
 
 }  // namespace plansmith
