@@ -17,6 +17,8 @@ from .detokenizer import Detokenizer
 from .errors import Error, InternalError, InvalidArgumentError, NotFoundError, ShutdownError, UnsupportedError
 from .events import EndEvent, Event, TokenEvent
 from .executor import Executor, Int32Array, ModelInfo
+from .executors.executor import DeviceUse, TensorRtExecutor
+from .executors.options import GpuOptions
 from .guided import GuideHandle, guide_of
 from .kv_events import KvEvent
 from .manifest import Manifest
@@ -58,6 +60,7 @@ class EngineBase:
         self._adapters = AdapterTable(
             self._core, self._model_info, None if manifest is None else manifest.model
         )
+        self._gpu: TensorRtExecutor | None = None
         self._client_ids = itertools.count(1)
         self._states: dict[int, RequestState] = {}
 
@@ -74,19 +77,26 @@ class EngineBase:
         isa: str | None = None,
         max_adapters: int | None = None,
         max_adapter_rank: int | None = None,
+        device: int | str | None = None,
+        cuda_graphs: str = "auto",
         verify_hashes: bool = False,
         **options: Any,
     ) -> _EngineT:
         """Open one target of an engine directory.
 
+        target : one of the directory's; "auto" = the first that a GPU here runs, else cpu. The default is cpu, so that
+            what an engine does is not a matter of the machine
         draft : another engine directory, of a smaller model with the same vocabulary, that proposes tokens
         speculation : "auto": by `draft`, or the draft the engine was built with (plansmith build --draft), where there
             is one; "model": the same, or an error; "ngram": by lookup in prompt and output; "off"
         num_threads : of the cpu target; 0 = one a core
         pin_threads, isa, max_adapters, max_adapter_rank : see cpu_executor
+        device, cuda_graphs : of a GPU target: which GPU, by its index or UUID (None = the first that runs the plan),
+            and who captures decode steps ("auto", "own", "off"); see GpuOptions
         verify_hashes : read every file of the target and compare its sha256; sizes are always compared
         options : fields of EngineOptions, but draft_mode and draft_executor. max_num_tokens 0 = 512 on the cpu target,
-            or the engine's limit where that is less or prompts are not cut
+            or the engine's limit where that is less or prompts are not cut. kv_cache_bytes 0 = on a GPU target,
+            kv_cache_free_gpu_mem_fraction (0.9) of the memory that is free beside the plan
         raises EngineFileError for a damaged directory or a target that is not in it, UnsupportedError for a target
             that this installation cannot run, InvalidArgumentError for a draft that does not fit, with the command
             that builds one that does
@@ -98,8 +108,12 @@ class EngineBase:
         opening.check_files(hashes=verify_hashes)
         has_tokenizer = (tokenizer_dir / "tokenizer.json").is_file()
         tokenizer = Tokenizer.from_directory(tokenizer_dir) if has_tokenizer else None
-        executor, made = opening.executors(cpu)
-        return cls(executor, made, tokenizer, manifest.model.eos_token_ids, manifest)
+        gpu = GpuOptions(device, cuda_graphs)
+        gpu.check()
+        executor, made, gpu_executor = opening.executors(cpu, gpu)
+        engine = cls(executor, made, tokenizer, manifest.model.eos_token_ids, manifest)
+        engine._gpu = gpu_executor
+        return engine
 
     @classmethod
     def from_executor(
@@ -112,6 +126,10 @@ class EngineBase:
     ) -> _EngineT:
         """Start an engine on any executor, which it owns from here on."""
         return cls(executor, options, tokenizer, eos_token_ids)
+
+    def device_use(self) -> DeviceUse | None:
+        """Return the memory of the GPU that the engine runs on, and the page-locked memory it holds; None on cpu."""
+        return None if self._gpu is None else self._gpu.device_use()
 
     @property
     def model_info(self) -> ModelInfo:

@@ -19,6 +19,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "draft_mode": ("off", "model", "ngram"),
 }
 _INT32_MAX = 2**31 - 1
+DEFAULT_FRACTION = 0.9  # of a GPU's free memory for the KV pools; graphs and libraries want some too
 _INTEGERS: Mapping[str, tuple[int, int]] = {
     "max_batch_size": (0, _INT32_MAX),
     "max_num_tokens": (0, _INT32_MAX),
@@ -49,7 +50,9 @@ class EngineOptions:
     scheduler_policy : "guaranteed_no_evict" or "max_utilization"
     enable_chunked_context : cut prompts to fit the token budget of a step
     max_queue_size : requests waiting; 0 = 1024
-    kv_cache_bytes : hard cap of the KV pools, the draft's included; 0 = max_batch_size x max_seq_len, at most 1 GiB
+    kv_cache_bytes : hard cap of the KV pools, the draft's included; 0 = max_batch_size x max_seq_len, at most 1 GiB;
+        on a GPU target a share of its free memory
+    kv_cache_free_gpu_mem_fraction : that share, of what is free beside weights, scratch and staging; (0, 1]
     iter_stats_max_iterations : step records kept
     manual_step : no thread; the caller runs every step
 
@@ -77,6 +80,7 @@ class EngineOptions:
     enable_chunked_context: bool = True
     max_queue_size: int = 0
     kv_cache_bytes: int = 0
+    kv_cache_free_gpu_mem_fraction: float = DEFAULT_FRACTION
     iter_stats_max_iterations: int = 1000
     manual_step: bool = False
 
@@ -126,6 +130,8 @@ class EngineOptions:
         for name, (low, high) in _INTEGERS.items():
             check_int(name, getattr(self, name), low, high)
         check_float("max_tenant_share", self.max_tenant_share, 0.0, 1.0, above=True)
+        fraction = self.kv_cache_free_gpu_mem_fraction
+        check_float("kv_cache_free_gpu_mem_fraction", fraction, 0.0, 1.0, above=True)
         if self.ngram_min > self.ngram_max:
             raise InvalidArgumentError(
                 f"ngram_min is {self.ngram_min}, more than ngram_max {self.ngram_max}; lower one or raise the other"

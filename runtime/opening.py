@@ -10,7 +10,10 @@ from typing import Any
 from .batch import ModelInfo
 from .engine_options import EngineOptions
 from .errors import EngineFileError, Error, InvalidArgumentError, UnsupportedError
-from .executor import Executor, cpu_executor
+from .executor import Executor, PythonExecutor, cpu_executor
+from .executors.executor import TensorRtExecutor
+from .executors.opening import AUTO, CPU, open_tensorrt, usable_target
+from .executors.options import GpuOptions
 from .manifest import Manifest, load_manifest
 from .manifest_entries import FileEntry, LimitsEntry
 
@@ -34,6 +37,7 @@ class CpuOptions:
 class Opening:
     """What is opened, after every check that needs no plan: a target, and what drafts for it.
 
+    target : never "auto": what that stands for
     draft : the manifest that the draft's plan belongs to, the target's own or another's; None = no draft model
     draft_file : that plan
     """
@@ -51,17 +55,55 @@ class Opening:
             fix = f"rebuild the draft with: {self.draft.build_command(self.target)} --force"
             self.draft.check_file(self.draft_file, hashes=hashes, what="draft plan", fix=fix)
 
-    def executors(self, cpu: CpuOptions) -> tuple[Executor, EngineOptions]:
-        """Open the plans; the options then hold the draft's executor. Raises EngineFileError for a damaged one."""
+    def executors(
+        self, cpu: CpuOptions, gpu: GpuOptions | None = None
+    ) -> tuple[Executor, EngineOptions, TensorRtExecutor | None]:
+        """Open the plans; the options then hold the draft's executor, and the KV pools' size on a GPU.
+
+        returns : the executor, the options, and on a GPU what tells its device's memory
+        raises EngineFileError for a damaged plan; on a GPU also what open_tensorrt raises
+        """
+        if self.target != CPU:
+            return self._gpu_executors(gpu or GpuOptions(), cpu)
         executor = _open(self.manifest.plan_path(self.target), self.manifest, cpu)
         if self.draft is None or self.draft_file is None:
-            return executor, self.options
+            return executor, self.options, None
         try:
             draft = _open(self.draft.path(self.draft_file), self.draft, cpu)
         except Error:
             executor.close()
             raise
-        return executor, dataclasses.replace(self.options, draft_mode="model", draft_executor=draft)
+        return executor, dataclasses.replace(self.options, draft_mode="model", draft_executor=draft), None
+
+    def _gpu_executors(
+        self, gpu: GpuOptions, cpu: CpuOptions
+    ) -> tuple[Executor, EngineOptions, TensorRtExecutor]:
+        """Open the plans on a GPU, where the pools get a share of what is left; the draft's are in the same budget."""
+        if cpu.max_adapters:
+            raise UnsupportedError(
+                f"max_adapters is {cpu.max_adapters}, and a TensorRT plan takes no LoRA adapters; open the cpu target, "
+                "or merge the adapter into the checkpoint before it is built"
+            )
+        options = self.options
+        opened: list[TensorRtExecutor] = []
+        try:
+            target = open_tensorrt(self.manifest, self.target, gpu, kv_cache_bytes=options.kv_cache_bytes)
+            opened.append(target)
+            draft = None
+            if self.draft is not None:
+                manifest = _draft_manifest(self.manifest, self.draft, self.target)
+                draft = open_tensorrt(manifest, self.target, gpu)
+                opened.append(draft)
+            budget = target.kv_budget(options.kv_cache_free_gpu_mem_fraction, options.kv_cache_bytes, draft)
+            options = dataclasses.replace(options, kv_cache_bytes=budget)
+            if draft is not None:
+                drafting = PythonExecutor(draft)
+                options = dataclasses.replace(options, draft_mode="model", draft_executor=drafting)
+            return PythonExecutor(target), options, target
+        except BaseException:
+            for one in reversed(opened):
+                one.close()
+            raise
 
 
 def plan_opening(
@@ -83,20 +125,12 @@ def plan_opening(
                 "speculation='ngram', or draft=ENGINE_DIR"
             )
     made = EngineOptions(**options)
-    if made.max_num_tokens == 0 and made.enable_chunked_context:
+    if target == AUTO:
+        target = usable_target(manifest)
+    if target == CPU and made.max_num_tokens == 0 and made.enable_chunked_context:
         budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)
         made = dataclasses.replace(made, max_num_tokens=budget)
-    if target != "cpu" and target not in manifest.targets:
-        raise EngineFileError(
-            f"{manifest.root} has no target {target!r}, only {', '.join(manifest.targets)}, and this version of the "
-            "runtime runs cpu plans only; open the cpu target"
-        )
     manifest.target(target)
-    if target != "cpu":
-        raise UnsupportedError(
-            f"target {target!r} is a TensorRT plan, and this version of the runtime runs cpu plans only; open "
-            "the cpu target, or run the plan on its GPU with TensorRT"
-        )
     _check_speculation(speculation, draft)
     if speculation == "ngram":
         return Opening(manifest, target, dataclasses.replace(made, draft_mode="ngram"))
@@ -117,6 +151,13 @@ def plan_opening(
             + "give draft=ENGINE_DIR of a smaller model, or use 'ngram'"
         )
     return Opening(manifest, target, made)
+
+
+def _draft_manifest(manifest: Manifest, draft: Manifest, target: str) -> Manifest:
+    """Return a manifest whose target is what drafts: another engine's own, or this engine's draft in its place."""
+    if draft is not manifest or manifest.draft is None:
+        return draft
+    return dataclasses.replace(manifest, targets={target: manifest.draft.targets[target]}, draft=None)
 
 
 def _check_speculation(speculation: str, draft: Path | str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..batch import Batch, BlockCopy, Float32Array, Int32Array, ModelInfo, RecordArray, StepSampling
-from ..errors import CudaError, Error, InternalError, OutOfMemoryError
+from ..errors import CudaError, Error, InternalError, OutOfMemoryError, ShutdownError
 from ..manifest import Manifest
 from . import memory, packed, rectangular, runs
 from .buckets import Buckets
@@ -101,25 +101,40 @@ class TensorRtExecutor:
             samples_rows=int(self._parts.sampler is not None),
         )
 
-    def kv_budget(self, fraction: float, kv_cache_bytes: int, other_block_bytes: int = 0) -> int:
+    def kv_budget(self, fraction: float, kv_cache_bytes: int, draft: TensorRtExecutor | None = None) -> int:
         """Return the bytes that the core may make KV blocks of, by what is free on the device now.
 
         fraction : of what is free, where kv_cache_bytes is 0
-        other_block_bytes : of a block of the draft on the same device, which shares the budget
+        draft : shares the budget on the same device: each block of the core has one of its pools too
         raises OutOfMemoryError
         """
         with self._current():
             free = self._parts.context.memory()[0]
-        per_block = self._shape.block_bytes + other_block_bytes
-        staging = sum(aligned(size) for size in self._parts.plan.staging_bytes(free // per_block + 1))
+        both = [self] if draft is None else [self, draft]
+        per_block = sum(one._shape.block_bytes for one in both)
+        staging = sum(one._staging_bytes(free // per_block + 1) for one in both)
         return memory.kv_budget(
             free - staging,
             fraction,
             kv_cache_bytes,
             per_block,
-            self._shape.pool_bytes(self.num_reserve_blocks + 1),
-            self._parts.plan.max_pool_blocks - self.num_reserve_blocks,
+            sum(one._reserve_bytes for one in both),
+            min(one._max_blocks for one in both),
         )
+
+    def _staging_bytes(self, num_blocks: int) -> int:
+        return sum(aligned(size) for size in self._parts.plan.staging_bytes(num_blocks))
+
+    @property
+    def _reserve_bytes(self) -> int:
+        """Pools beyond what the core's blocks take: those of padding, and what planes are rounded up by."""
+        shape = self._shape
+        return shape.pool_bytes(self.num_reserve_blocks) + shape.pool_bytes(1)
+
+    @property
+    def _max_blocks(self) -> int:
+        """The most blocks that the core may have."""
+        return self._parts.plan.max_pool_blocks - self.num_reserve_blocks
 
     def open(self, num_blocks: int) -> None:
         """Allocate pools of num_blocks KV blocks, and bind them. Called once.
@@ -127,7 +142,7 @@ class TensorRtExecutor:
         raises OutOfMemoryError, which tells how much is free
         """
         parts = self._parts
-        most = parts.plan.max_pool_blocks - self.num_reserve_blocks
+        most = self._max_blocks
         if num_blocks > most:
             raise OutOfMemoryError(
                 f"{num_blocks} KV blocks are asked for, the plan takes pools of at most {most}; lower kv_cache_bytes "
@@ -137,8 +152,7 @@ class TensorRtExecutor:
             free = parts.context.memory()[0]
             try:
                 total = num_blocks + self.num_reserve_blocks
-                capacity = sum(aligned(size) for size in parts.plan.staging_bytes(total))
-                self._staging = Staging(parts.context, capacity)
+                self._staging = Staging(parts.context, self._staging_bytes(total))
                 parts.stack.callback(self._staging.close)
                 self._pools = Pools(
                     parts.context, self._shape, num_blocks, self.num_reserve_blocks, parts.stream
@@ -277,8 +291,10 @@ class TensorRtExecutor:
             self._opened()[1].copy(copies, self._parts.stream)
 
     def device_use(self) -> DeviceUse:
-        """Return what the device has and what is used of it, by anybody. Any thread."""
+        """Return what the device has and what is used of it, by anybody. Any thread, until it is closed."""
         context = self._parts.context
+        if self._is_closed:
+            raise ShutdownError("the engine is closed, and with it what tells its device's memory")
         with context.current():
             free, total = context.memory()
         pinned = 0 if self._staging is None else self._staging.pinned_bytes

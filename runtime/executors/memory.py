@@ -13,7 +13,6 @@ from .pools import BlockShape
 
 # Left to CUDA for modules, local memory of kernels and graphs when the plan itself decides how much it takes.
 MARGIN = 256 << 20
-DEFAULT_FRACTION = 0.9
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 # Bytes a weight, scales included, of the precisions that make a plan smaller.
 _SMALLER = {"int8": 1.03, "int4": 0.57}
