@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import check_attention
+import check_sampling
 from bench_device import Device
 from finding import Findings
 
-CHECKS = (check_attention.run,)
+CHECKS = (check_sampling.run, check_attention.run)
 
 
 def run(device: Device, findings: Findings) -> None:

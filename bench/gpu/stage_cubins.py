@@ -1,0 +1,95 @@
+"""Kernels compiled ahead of time, launched through the driver as an engine does, against exact references.
+
+The cubins are those that bench/gpu/pack.sh compiled and carried; where there are none they are compiled here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import torch
+from attention_problem import Case, Problem, bound, relative_errors
+from bench_device import Device
+from cubin_launch import CubinLauncher
+from finding import Findings
+from plansmith.plugins import aot, bundle, catalog
+from plansmith.plugins.kernel import Kernel
+from plansmith.plugins.paged_attention import run as attention_run
+from plansmith.plugins.paged_attention import spec as attention_spec
+from plansmith.runtime.executors import kernel_bundle
+
+CARRIED = Path(os.environ.get("PLANSMITH_ROOT", ".")) / "build" / "gpu" / "kernels"
+
+
+def run(device: Device, findings: Findings) -> None:
+    """Load every cubin of the catalog and run each operation through them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        kernels = chosen_kernels(device)
+        launcher = CubinLauncher(open_bundle(device, findings, kernels, Path(scratch)), device.dry_run)
+        attention(device, findings, launcher)
+        findings.note(
+            "launches", f"{launcher.launched} " + device.pick("through the driver", "laid out, interpreted")
+        )
+
+
+def chosen_kernels(device: Device) -> list[Kernel]:
+    """Return the catalog for this GPU; in a dry run the few that its cases launch, since each takes seconds."""
+    kernels = catalog.catalog(device.sm())
+    if not device.dry_run:
+        return kernels
+    few = attention_spec.Attention("fp16", "same", 8, 1, 64, sm=device.sm())
+    return [attention_spec.decode_kernel(few), attention_spec.combine_kernel(few)]
+
+
+def open_bundle(
+    device: Device, findings: Findings, kernels: list[Kernel], scratch: Path
+) -> kernel_bundle.KernelBundle:
+    """Return the carried bundle, or one compiled now."""
+    folder = CARRIED
+    if device.dry_run or not (CARRIED / kernel_bundle.BUNDLE_NAME).exists():
+        compiled = aot.compile_kernels(kernels, [device.sm()])
+        folder = scratch / "kernels"
+        key = hashlib.sha256(repr(kernels).encode()).hexdigest()
+        bundle.write_bundle(folder, compiled, aot.triton_version(), key)
+    loaded = kernel_bundle.load(folder, device.sm())
+    where = "carried" if folder == CARRIED else "compiled here"
+    findings.note("bundle", f"{len(loaded.kernels)} kernels, triton {loaded.entry.triton_version}, {where}")
+    return loaded
+
+
+def attention(device: Device, findings: Findings, launcher: CubinLauncher) -> None:
+    """Run decode with several splits, and prefill, for each type, pool and head size that is compiled."""
+    chance = random.Random(device.seed)
+    for dtype in device.dtypes():
+        for kv in device.pick(("same", "fp8", "int8"), ("same",)):
+            for head_dim in device.pick((64, 128, 256), (64,)):
+                for step in device.pick(("decode", "mixed"), ("decode",)):
+                    case = attention_case(device, chance, dtype, kv, head_dim, step)
+                    with findings.guarded(f"attention {step}: {case}"):
+                        problem = Problem(device, case)
+                        with launcher.instead_of_jit(attention_run):
+                            got = problem.attend()
+                        worst = relative_errors(got, problem.exact(), head_dim)
+                        findings.close(
+                            f"attention {step}: {case}",
+                            worst,
+                            torch.zeros_like(worst),
+                            bound(case.attention.dtype),
+                        )
+
+
+def attention_case(
+    device: Device, chance: random.Random, dtype: str, kv: str, head_dim: int, step: str
+) -> Case:
+    """Return a step with sequences of every length, of rows as `step` has them."""
+    longest = device.pick(2500, 300)
+    kv_lens = (*(chance.randint(1, longest) for _ in range(3)), 0, longest)
+    most = {"decode": 1, "mixed": 200}[step]
+    query_lens = tuple(chance.randint(1, min(most, length)) if length else 0 for length in kv_lens)
+    heads = device.pick((32, 8), (8, 1))
+    made = attention_spec.Attention(dtype, kv, *heads, head_dim, sm=device.sm())  # type: ignore[arg-type]
+    return Case(made, query_lens, kv_lens, block_size=device.pick(64, 16), split_len=device.pick(512, 128))
