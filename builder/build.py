@@ -22,6 +22,7 @@ from .compile import (
     compile_targets,
     needed_bytes,
 )
+from .device_kernels import DeviceKernels, without_kernels
 from .engine_dir import Work, check_source_stays, describe_file, destination, replacing
 from .engine_manifest import limits_entry, make_manifest, target_entry
 from .limits import Limits, make_limits
@@ -130,10 +131,18 @@ def build_engine(
         tokenizer = _write_tokenizer(plan.checkpoint, work.path)
         todo = [(one, [t for t in plan.targets if one.label(t) not in kept]) for one in requests]
         reports = {name: one for name, one in read_targets(out).items() if name in kept}
-        if old is not None and judge is None and _is_same(old, plan, keys, kept, lost, tokenizer):
+        kernels = DeviceKernels(plan.targets)
+        outdated = kernels.outdated(kept, out)
+        if (
+            old is not None
+            and judge is None
+            and not outdated
+            and _is_same(old, plan, keys, kept, lost, tokenizer)
+        ):
             work.keep_old()
             return _report(plan, out, start, reports, kept)
-        entries = carry(kept, out, work)
+        carried = {name: without_kernels(one) if name in outdated else one for name, one in kept.items()}
+        entries = carry(carried, out, work)
         needed = sum(needed_bytes(one, targets) for one, targets in todo if targets)
         work.reserve(needed + sum(one.size for one in tokenizer.files))
         for request, targets in todo:
@@ -149,6 +158,8 @@ def build_engine(
                     reports[name] = _built(result, entries[name])
         if failures and not any("/" not in name for name in entries):
             raise _summary(failures)
+        entries, notes = kernels.add(entries, work.path, progress)
+        reports = {name: _noted(one, name, plan, notes) for name, one in reports.items()}
         evaluation = None
         if judge is not None:
             cpu = entries.get(CPU)
@@ -228,6 +239,14 @@ def _built(result: Compiled, entry: TargetEntry) -> TargetReport:
         warnings=result.warnings,
         log_tail=result.log_tail,
     )
+
+
+def _noted(
+    report: TargetReport, name: str, plan: BuildPlan, notes: dict[str, tuple[str, ...]]
+) -> TargetReport:
+    """Return a report with this build's notes; those of targets that were not asked for stay."""
+    asked = any(name == target.name for target in plan.targets)
+    return dataclasses.replace(report, notes=notes.get(name, ())) if asked else report
 
 
 def _report(

@@ -21,6 +21,7 @@ class TargetReport:
     seconds : of the compilation; of a kept target, when it was compiled
     peak_rss_bytes : most memory held while it compiled, 0 where that cannot be told
     weight_bytes : bytes of the graph's weights by type
+    notes : what else is worth knowing, e.g. that tokens are drawn on the host
     """
 
     status: str
@@ -32,6 +33,7 @@ class TargetReport:
     weight_bytes: dict[str, int]
     warnings: tuple[str, ...] = ()
     log_tail: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,4 +84,5 @@ def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:
 
 def _read_target(one: dict[str, Any]) -> TargetReport:
     report = TargetReport(**one)
-    return dataclasses.replace(report, warnings=tuple(report.warnings), log_tail=tuple(report.log_tail))
+    lists = {name: tuple(getattr(report, name)) for name in ("warnings", "log_tail", "notes")}
+    return dataclasses.replace(report, **lists)

@@ -200,7 +200,7 @@ def _targets(targets: Json) -> str:
     warnings = "".join(
         f'<p class="note">{text(name)}: {text(line)}</p>'
         for name, one in targets.items()
-        for line in one.get("warnings") or ()
+        for line in (*(one.get("warnings") or ()), *(one.get("notes") or ()))
     )
     header = ("target", "status", "compiler", "compiled in", "plan", "peak memory")
     return _section("Targets", table(header, rows, left=3), warnings)

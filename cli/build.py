@@ -236,3 +236,6 @@ def _print_report(report: BuildReport) -> None:
             f"{one.compiler} {one.compiler_version}",
         )
     Console().print(table)
+    for name, one in report.targets.items():
+        for note in one.notes:
+            print(f"{name}: {note}")

@@ -13,6 +13,7 @@ from ._output import print_json, size_text
 
 if TYPE_CHECKING:
     from ..builder.targets.cpu.plan_file import Op
+    from ..runtime.executors.kernel_bundle import BundleEntry
     from ..runtime.manifest import Manifest
 
 
@@ -33,7 +34,12 @@ def inspect(
     report = _read_report(engine_dir)
     operations = _plan_summary(manifest) if plan else None
     if as_json:
-        content = {"manifest": to_json(manifest), "build_report": report, "kv_cache": _kv(manifest)}
+        content = {
+            "manifest": to_json(manifest),
+            "build_report": report,
+            "kv_cache": _kv(manifest),
+            "kernels": {name: to_json(one) for name, one in _kernels(manifest).items()},
+        }
         print_json(content if operations is None else {**content, "plan": operations})
         return
     _print_head(manifest)
@@ -61,6 +67,14 @@ def _kv(manifest: Manifest) -> dict[str, dict[str, int]]:
         block = token * limits.tokens_per_block
         result[name] = {"bytes_per_token": token, "bytes_per_block": block, "bytes_at_limits": block * blocks}
     return result
+
+
+def _kernels(manifest: Manifest) -> dict[str, BundleEntry]:
+    """Return the device kernels of the targets that have some."""
+    from ..runtime.executors.kernel_bundle import read_bundle
+
+    folders = {name: manifest.kernels_dir(name) for name in manifest.targets}
+    return {name: read_bundle(folder) for name, folder in folders.items() if folder is not None}
 
 
 def _print_head(manifest: Manifest) -> None:
@@ -114,7 +128,8 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
         "runs on": " ".join(target.sm) or "any CPU",
         "steps": target.token_layout,
         "activations": f"{target.compute_dtype}{rounded}",
-        "plan": size_text(sum(file.size for file in target.files)),
+        "plan": size_text(sum(file.size for file in target.plan_files())),
+        "device kernels": _kernel_fact(manifest, name),
         "draft": _draft_fact(manifest, name),
         "weights": "\n".join(f"{kind} {size_text(size)}" for kind, size in weights.items()),
         "KV cache": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
@@ -123,6 +138,18 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
         "peak memory": size_text(report["peak_rss_bytes"]) if report.get("peak_rss_bytes") else "",
         "key": f"{target.key[:16]}…",
     }
+
+
+def _kernel_fact(manifest: Manifest, name: str) -> str:
+    """Return what a target has to draw tokens with on the device."""
+    target = manifest.targets[name]
+    if not target.sm:
+        return ""
+    bundle = _kernels(manifest).get(name)
+    if bundle is None:
+        return "none: tokens are drawn\non the host"
+    total = size_text(sum(file.size for file in target.kernel_files()))
+    return f"{len(bundle.kernels)}, {total}\ntriton {bundle.triton_version}"
 
 
 def _draft_fact(manifest: Manifest, name: str) -> str:

@@ -93,6 +93,11 @@ class Manifest(Fields):
         """Return the path of a target's plan, its first file."""
         return self.path(self.target(name).files[0])
 
+    def kernels_dir(self, name: str) -> pathlib.Path | None:
+        """Return the folder of a target's device kernels (executors/kernel_bundle.py); None where it has none."""
+        files = self.target(name).kernel_files()
+        return self.path(files[0]).parent if files else None
+
     def draft_files(self, name: str) -> tuple[FileEntry, ...]:
         """Return the files of what drafts for a target; () when there is none."""
         target = None if self.draft is None else self.draft.targets.get(name)

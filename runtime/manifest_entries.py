@@ -13,6 +13,7 @@ TOKEN_LAYOUTS = ("packed", "rectangular")
 FLOAT_TYPES = ("float32", "float16", "bfloat16")
 ROW_ALIGNMENTS = ("none", "right")
 KV_TYPES = (*FLOAT_TYPES, "float8_e4m3fn", "int8")
+KERNELS_FOLDER = "kernels"  # beside a plan: device kernels, see executors/kernel_bundle.py
 ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8", "fp4", "mixed")
 
 
@@ -124,6 +125,7 @@ class TargetEntry(Fields):
     activation_quantization : what the inputs of products with quantized weights are rounded to
     key : hash of everything that went into the plan; equal keys = the same plan
     seconds : time of the compilation
+    files : the plan first; device kernels lie in a folder of their own beside it
     """
 
     compiler: str = read.text()
@@ -140,6 +142,16 @@ class TargetEntry(Fields):
     flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
     key: str = read.sha256()
     seconds: float = read.number(0)
+
+    def kernel_files(self) -> tuple[FileEntry, ...]:
+        """Return the files of the plan's device kernels; () where it has none."""
+        folder = f"{self.files[0].path.rpartition('/')[0]}/{KERNELS_FOLDER}/"
+        return tuple(file for file in self.files if file.path.startswith(folder))
+
+    def plan_files(self) -> tuple[FileEntry, ...]:
+        """Return the files that the compiler of the plan gave."""
+        kernels = self.kernel_files()
+        return tuple(file for file in self.files if file not in kernels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,7 +112,7 @@ class KernelEntry(Fields):
     symbol: str = _identifier()
     arguments: tuple[ArgumentEntry, ...] = read.entries(ArgumentEntry)
     num_warps: int = read.integer(1, 32)
-    constants: dict[str, Constant] = _constants()
+    constants: dict[str, Constant] = _constants()  # noqa: RUF009 - it makes the field
     cubins: tuple[CubinEntry, ...] = read.entries(CubinEntry)
 
 
