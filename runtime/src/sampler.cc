@@ -141,11 +141,6 @@ class Race {
                            static_cast<unsigned long long>(request.public_id())));
 }
 
-// Whether the history ends with the first n ids of `word`.
-bool EndsWith(const Request& request, const int32_t* word, int32_t n) {
-  return n <= request.num_tokens() && std::equal(word, word + n, request.tokens.end() - n);
-}
-
 void Penalize(const Request& request, float* l) {
   const SamplingParams& p = request.params;
   for (const TokenCounts::Entry& entry : request.counts.entries()) {
@@ -155,18 +150,6 @@ void Penalize(const Request& request, float* l) {
       x -= p.presence_penalty + p.frequency_penalty * static_cast<float>(entry.num_output);
     }
   }
-}
-
-// top_p of the coming token: a function of the output alone, so drafts and pauses do not show.
-float TopP(const Request& request) {
-  const SamplingParams& p = request.params;
-  if (p.top_p_after.empty()) return p.top_p;
-  const int32_t last = static_cast<int32_t>(p.top_p_after.size()) - 1;  // stays from there on
-  const int32_t most = std::min(last, request.num_output());
-  const int32_t* end = request.output() + request.num_output();
-  int32_t i = 0;
-  while (i < most && end[-1 - i] != p.top_p_reset_id) ++i;
-  return p.top_p_after[static_cast<size_t>(i)];
 }
 
 // The n <= 32 logits whose bits are set can no longer be drawn. Most words of a mask are all ones
@@ -198,6 +181,22 @@ int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan) {
   int32_t idx = best_block;
   while (idx < n - 1 && x[idx] != *max) ++idx;
   return idx;
+}
+
+void RefuseOverflow(const Request& request) {
+  throw StatusError(
+      PSM_ERROR_INVALID_ARGUMENT,
+      Format("request %llu: penalties, logit_bias or the logits processor drive a token beyond "
+             "float32 at output %d; use smaller ones",
+             static_cast<unsigned long long>(request.public_id()), request.num_output()));
+}
+
+void RefuseForbidden(const Request& request) {
+  throw StatusError(
+      PSM_ERROR_INVALID_ARGUMENT,
+      Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words, "
+             "no_repeat_ngram_size, min_tokens, guide or logits processor",
+             static_cast<unsigned long long>(request.public_id()), request.num_output()));
 }
 
 Sampler::Sampler(int32_t vocab_size)
@@ -245,19 +244,9 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
   int32_t best = raw_best;
   if (adjusted != logits) best = ArgMax(adjusted, vocab_size_, &max, &has_nan);
   if (has_nan || max == std::numeric_limits<float>::infinity()) {
-    throw StatusError(
-        PSM_ERROR_INVALID_ARGUMENT,
-        Format("request %llu: penalties, logit_bias or the logits processor drive a token beyond "
-               "float32 at output %d; use smaller ones",
-               static_cast<unsigned long long>(request.public_id()), request.num_output()));
+    RefuseOverflow(request);
   }
-  if (max == kNegInf) {
-    throw StatusError(
-        PSM_ERROR_INVALID_ARGUMENT,
-        Format("request %llu forbids every token at output %d; relax its logit_bias, bad_words, "
-               "no_repeat_ngram_size, min_tokens, guide or logits processor",
-               static_cast<unsigned long long>(request.public_id()), request.num_output()));
-  }
+  if (max == kNegInf) RefuseForbidden(request);
   out->token = params.greedy()
                    ? best
                    : DrawFrom(adjusted, max, params, TopP(request),

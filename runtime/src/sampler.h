@@ -81,6 +81,11 @@ inline float ExpNonPositive(float x) {
 // (the rest is then meaningless). One pass that vectorizes; n >= 1.
 int32_t ArgMax(const float* x, int32_t n, float* max, bool* has_nan);
 
+// What a request fails with that leaves no token to draw: its own changes drive one beyond float32,
+// or forbid them all.
+[[noreturn]] void RefuseOverflow(const Request& request);
+[[noreturn]] void RefuseForbidden(const Request& request);
+
 // Owns the scratch space, so that a step allocates nothing. Not thread-safe.
 class Sampler {
  public:
