@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "fuzz_model.h"
+#include "halves_executor.h"
 #include "status.h"
 
 namespace plansmith {
@@ -41,6 +42,7 @@ struct Coverage {
   uint64_t beams = 0, tokens = 0, context_events = 0;
   uint64_t pauses = 0, reused_tokens = 0, offloaded = 0, onboarded = 0, drafted = 0, accepted = 0,
            ngram_accepted = 0, steps = 0;
+  int64_t drawn_rows = 0, given_rows = 0;  // by executors with halves, and as logits by those
 } coverage;
 
 // An executor whose steps and copies fail now and then, or whose logits hold a NaN.
@@ -382,6 +384,22 @@ class Episode {
  private:
   const EngineConfig& config() const { return engine_->config(); }
 
+  // In half of the engines its step has two halves, and mostly it draws by itself.
+  psm_executor MaybeInHalves(const psm_executor& executor, std::string* words) {
+    if (r_.OneIn(2)) return executor;
+    auto halves = std::make_unique<HalvesExecutor>(executor);
+    halves->draws = !r_.OneIn(4);
+    halves->is_async = r_.OneIn(6);
+    halves->num_drawn = &coverage.drawn_rows;
+    halves->num_given = &coverage.given_rows;
+    if (may_fail_) {
+      halves->fail_launch = r_.Below(60);
+      halves->fail_collect = r_.Below(60);
+    }
+    *words += Format("; halves, draws %d, async %d", halves->draws, halves->is_async);
+    return HalvesExecutor::Table(halves.release());
+  }
+
   void MakeEngine() {
     auto flaky = std::make_unique<Flaky>();
     flaky->inner = Simulated(model_);
@@ -392,10 +410,10 @@ class Episode {
     flaky->vocab_size = model_.info.vocab_size;
     flaky->can_copy = can_copy_;
     may_fail_ = flaky->step_failures > 0 || flaky->copy_failures > 0 || flaky->nans > 0;
-    const std::string failures =
+    std::string failures =
         Format("; one in %d steps, %d copies, %d rows fails; %s", flaky->step_failures,
                flaky->copy_failures, flaky->nans, can_copy_ ? "copies" : "cannot copy");
-    const psm_executor executor = Flaky::Table(flaky.release());
+    const psm_executor executor = MaybeInHalves(Flaky::Table(flaky.release()), &failures);
     psm_executor draft{};
     if (options_.draft_mode == PSM_DRAFT_MODEL) {
       psm_simulated_options d = model_;
@@ -406,7 +424,7 @@ class Episode {
       auto flaky_draft = std::make_unique<Flaky>();
       flaky_draft->inner = Simulated(d);
       if (may_fail_) flaky_draft->step_failures = 30;
-      draft = Flaky::Table(flaky_draft.release());
+      draft = MaybeInHalves(Flaky::Table(flaky_draft.release()), &failures);
       options_.draft_executor = &draft;
     }
     engine_ = std::make_unique<Engine>(MakeEngineConfig(&executor, &options_));
@@ -687,6 +705,8 @@ void PrintCoverage() {
   printf("\n");
   print("offloaded", c.offloaded), print("onboarded", c.onboarded), print("drafted", c.drafted);
   print("accepted", c.accepted), print("of n-grams", c.ngram_accepted);
+  print("rows drawn by executors", static_cast<uint64_t>(c.drawn_rows));
+  print("given", static_cast<uint64_t>(c.given_rows));
   printf("\n");
 }
 
@@ -710,5 +730,6 @@ int main(int argc, char** argv) {
   CHECK(c.completed > requests / 3 && c.cancelled > 20 && c.timed_out > 20 && c.failed > 20);
   CHECK(c.pauses > 20 && c.reused_tokens > 1000 && c.beams > 50 && c.context_events > 100);
   CHECK(c.offloaded > 20 && c.onboarded > 20 && c.accepted > 100 && c.ngram_accepted > 10);
+  CHECK(c.drawn_rows > 1000 && c.given_rows > 1000);
   return 0;
 }
