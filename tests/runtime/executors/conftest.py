@@ -12,7 +12,8 @@ import pytest
 
 # Device kernels run in the interpreter, which is chosen when triton is first imported.
 os.environ["TRITON_INTERPRET"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))
+_HERE = Path(__file__).parent
+sys.path[:0] = [str(_HERE), str(_HERE.parents[1] / "builder" / "targets" / "rtx")]  # the latter for rtx_numpy
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python, see the extra gpu")
 pytest.importorskip("tensorrt_rtx", reason="needs tensorrt_rtx, see the extra rtx")

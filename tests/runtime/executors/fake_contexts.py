@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -62,8 +63,8 @@ class ExecutionContext:
         fits = len(given) == len(low) and all(a <= d <= b for a, d, b in zip(low, given, high, strict=True))
         if not fits:
             return self._refuse(
-                f"Set dimension {list(given)} for tensor {name} does not satisfy any optimization profiles. Valid range "
-                f"for profile {self.active_optimization_profile}: {list(low)}..{list(high)}."
+                f"Set dimension {list(given)} for tensor {name} does not satisfy any optimization profiles. "
+                f"Valid range for profile {self.active_optimization_profile}: {list(low)}..{list(high)}."
             )
         if self._module.call("set_input_shape"):
             return self._refuse(f"Setting the shape of {name} failed")
@@ -181,7 +182,7 @@ class ExecutionContext:
             memory.find(address, size, "scratch memory", "device", "engine")
             taken.append((address, address + size, None))
         taken.sort(key=lambda one: one[0])
-        for before, after in zip(taken, taken[1:], strict=False):
+        for before, after in itertools.pairwise(taken):
             names = [one[2].name if one[2] else "scratch" for one in (before, after)]
             inputs = all(one[2] is not None and one[2].is_input for one in (before, after))
             if before[1] > after[0] and not (inputs and not any("pool" in name for name in names)):

@@ -122,7 +122,8 @@ class Copies:
             def check() -> None:
                 if self._checksum(work, src) != before:
                     raise self.memory.violate(
-                        f"{work.label}: the host changed the source before the copy ran; wait for an event behind the copy"
+                        f"{work.label}: the host changed the source before the copy ran; "
+                        "wait for an event behind the copy"
                     )
 
             return check

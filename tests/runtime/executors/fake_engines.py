@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "builder" / "targets" / "rtx"))  # rtx_numpy
-
 from fake_plans import Plan, rtx_plan
 from plansmith.builder.build import build_engine, plan_build
 from plansmith.builder.limits import Limits

@@ -60,14 +60,20 @@ class Plan:
         return next((one for one in self.tensors if one.name == name), None)
 
 
+class _InPlace(np.ndarray[Any, Any]):
+    """An array whose copy is itself: a pool that its update changes where it lies."""
+
+    def copy(self, order: Any = "C") -> Any:
+        return self
+
+
 class InPlaceUpdate(TRT_KVCacheUpdate):
     """The cache op on the cache's own memory, as the device does it."""
 
     op_domain = contract.DOMAIN
 
     def _run(self, cache: Any, *args: Any, **attributes: Any) -> tuple[Any]:
-        (changed,) = super()._run(cache, *args, **attributes)
-        np.copyto(cache, changed)
+        super()._run(cache.view(_InPlace), *args, **attributes)
         return (cache,)
 
 

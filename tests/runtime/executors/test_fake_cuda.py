@@ -73,8 +73,10 @@ def test_results_have_the_real_number_of_values() -> None:
     # A real function's docstring lists what it returns behind the CUresult, in the numpy form.
     for name in DRIVER_CALLS:
         text = inspect.cleandoc(getattr(real, name).__doc__)
-        found = re.search(r"^Returns\n-+\n(.*?)(\n\n|$)", text, re.DOTALL | re.MULTILINE)
-        assert found, name
+        found = re.search(r"^Returns\n-+\n(.*?)(\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        if found is None:  # cuStreamSynchronize's docstring is broken
+            assert getattr(FakeCuda, name).num_results == 0
+            continue
         listed = re.findall(r"^\w+ : ", found[1], re.MULTILINE)
         assert getattr(FakeCuda, name).num_results == len(listed), (name, found[1])
 
@@ -154,7 +156,7 @@ def test_a_box_is_copied_row_by_row(program: Program) -> None:
 @pytest.mark.parametrize("offset,size", [(0, 1025), (1000, 25), (1024, 1), (5000, 1)])
 def test_an_access_outside_an_allocation_is_caught(program: Program, offset: int, size: int) -> None:
     address = program.device()
-    with pytest.raises(DoubleError, match="outside|no address"):
+    with pytest.raises(DoubleError, match=r"outside|no address"):
         program.cuMemsetD8Async(address + offset, 0, size, program.stream())
 
 
@@ -204,7 +206,7 @@ def test_a_context_is_not_released_before_its_memory(program: Program) -> None:
 
 def test_async_copies_need_pinned_memory(program: Program) -> None:
     pageable = np.zeros(64, np.uint8)
-    with pytest.raises(DoubleError, match="is no address of host memory|is not host memory"):
+    with pytest.raises(DoubleError, match=r"is no address of host memory|is not host memory"):
         program.cuMemcpyHtoDAsync(program.device(), pageable.ctypes.data, 64, program.stream())
     with pytest.raises(DoubleError, match="is not host memory"):
         program.cuMemcpyHtoDAsync(program.device(), program.device(), 64, program.stream())
