@@ -8,11 +8,40 @@ from typing import Annotated, Any
 import typer
 
 from ..runtime.engine import Engine
+from ..runtime.engine_options import DEFAULT_FRACTION as DEFAULT_FRACTION
 
 EngineDir = Annotated[
     Path, typer.Argument(metavar="ENGINE_DIR", help="An engine directory, made by plansmith build.")
 ]
-Target = Annotated[str, typer.Option("--target", help="The target of the engine directory to run.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="The target of the engine directory to run; auto = the first that a GPU here runs, else cpu.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="The GPU of a GPU target: its index or UUID; default: the first that runs the plan."
+    ),
+]
+CudaGraphs = Annotated[
+    str,
+    typer.Option(
+        "--cuda-graphs",
+        help="Who captures a GPU target's decode steps: auto, own (always this program) or off.",
+    ),
+]
+KvCacheFraction = Annotated[
+    float,
+    typer.Option(
+        "--kv-cache-free-gpu-mem-fraction",
+        min=0.0,
+        max=1.0,
+        help="Share of a GPU's free memory for the KV pools, where --kv-cache-bytes is 0.",
+    ),
+]
 Threads = Annotated[
     int, typer.Option("--threads", min=0, max=1024, help="Threads of the cpu target; 0 = one a core.")
 ]
@@ -30,7 +59,9 @@ MaxNumTokens = Annotated[
 KvCacheBytes = Annotated[
     int,
     typer.Option(
-        "--kv-cache-bytes", min=0, help="Cap of the KV pools; 0 = what a full batch needs, at most 1 GiB."
+        "--kv-cache-bytes",
+        min=0,
+        help="Cap of the KV pools; 0 = what a full batch needs, at most 1 GiB, or a share of a GPU's free memory.",
     ),
 ]
 SchedulerPolicy = Annotated[

@@ -48,6 +48,8 @@ def bench(
         int, typer.Option("--repeat", min=1, max=1000, help="Runs; the median one is reported.")
     ] = 1,
     target: options.Target = "cpu",
+    device: options.Device = None,
+    cuda_graphs: options.CudaGraphs = "auto",
     threads: options.Threads = 0,
     isa: options.Isa = None,
     reuse: Annotated[
@@ -60,6 +62,7 @@ def bench(
     max_batch_size: options.MaxBatchSize = 0,
     max_num_tokens: options.MaxNumTokens = 0,
     kv_cache_bytes: options.KvCacheBytes = 0,
+    kv_cache_free_gpu_mem_fraction: options.KvCacheFraction = options.DEFAULT_FRACTION,
     scheduler_policy: options.SchedulerPolicy = "guaranteed_no_evict",
     as_json: options.Json = False,
 ) -> None:
@@ -74,6 +77,9 @@ def bench(
         "max_batch_size": max_batch_size,
         "max_num_tokens": max_num_tokens,
         "kv_cache_bytes": kv_cache_bytes,
+        "kv_cache_free_gpu_mem_fraction": kv_cache_free_gpu_mem_fraction,
+        "device": device,
+        "cuda_graphs": cuda_graphs,
         "scheduler_policy": scheduler_policy,
         "host_cache_bytes": host_cache_bytes,
         "enable_block_reuse": reuse,

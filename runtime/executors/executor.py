@@ -295,8 +295,11 @@ class TensorRtExecutor:
         context = self._parts.context
         if self._is_closed:
             raise ShutdownError("the engine is closed, and with it what tells its device's memory")
-        with context.current():
-            free, total = context.memory()
+        try:
+            with context.current():
+                free, total = context.memory()
+        except CudaError as error:  # closed meanwhile, or lost
+            raise ShutdownError(f"the device does not tell its memory: {error}") from error
         pinned = 0 if self._staging is None else self._staging.pinned_bytes
         pinned += 0 if self._pools is None else self._pools.host_bytes
         pinned += 0 if self._host_logits is None else self._host_logits.bytes.size

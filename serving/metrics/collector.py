@@ -146,12 +146,13 @@ class EngineMetrics:
     def _read_engine(self) -> Readings:
         try:
             stats, records = self._engine.stats(), self._engine.iteration_stats()
+            device = self._engine.device_use()
         except errors.ShutdownError:
-            stats, records = _ended(self._stats), []
+            stats, records, device = _ended(self._stats), [], None
         self._stats = stats
         if records:
             self._last = records[-1]
-        return {**read_state(stats, self._last), **read_totals(stats.since(self._start))}
+        return {**read_state(stats, self._last, device), **read_totals(stats.since(self._start))}
 
 
 def observations(stats: RequestStats, num_sequences: int = 1) -> dict[str, float | None]:

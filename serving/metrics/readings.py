@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...runtime.executors.executor import DeviceUse
 from ...runtime.stats import EngineStats, IterationStats
 
 Readings = dict[str, Mapping["str | None", float]]
@@ -15,16 +16,21 @@ Readings = dict[str, Mapping["str | None", float]]
 _STATM = Path("/proc/self/statm")
 
 
-def read_state(stats: EngineStats, last: IterationStats | None) -> Readings:
+def read_state(stats: EngineStats, last: IterationStats | None, device: DeviceUse | None = None) -> Readings:
     """Return all gauges that come from the engine.
 
+    device : the memory of its GPU, as used by anybody; None on cpu
     last : the record of the last step; None before the first, or where the engine keeps none
     """
     blocks = stats.max_num_blocks
     paused = stats.num_paused_requests
     return {
         "nv_trt_llm_request_metrics": _requests(stats, last),
-        "nv_trt_llm_runtime_memory_metrics": {"cpu": resident_bytes(), "gpu": 0, "pinned": 0},
+        "nv_trt_llm_runtime_memory_metrics": {
+            "cpu": resident_bytes(),
+            "gpu": 0 if device is None else device.used,
+            "pinned": 0 if device is None else device.pinned,
+        },
         "nv_trt_llm_kv_cache_block_metrics": {
             "max": blocks,
             "free": stats.free_num_blocks,

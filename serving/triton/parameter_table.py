@@ -101,11 +101,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         "setting max_kv_tokens",
         "tokens that the KV cache holds; with kv_cache_bytes the smaller counts",
     ),
-    _ignored(
+    _p(
         "kv_cache_free_gpu_mem_fraction",
+        "",
+        "",
         number(0, 1, above=True),
-        "a share of free memory is taken on GPUs alone; on cpu say kv_cache_bytes, or leave it to the default: a full "
-        "batch, at most 1 GiB",
+        "option kv_cache_free_gpu_mem_fraction",
+        "share of a GPU's free memory for the KV pools where kv_cache_bytes is 0 (0.9); on cpu without effect",
     ),
     _ignored("cross_kv_cache_fraction", number(0, 1), "of models with an encoder", ANY),
     _p(
@@ -265,7 +267,30 @@ PARAMETERS: tuple[Parameter, ...] = (
         "an older name of what is max_num_seqs here",
     ),
     # Our own.
-    _p("target", "", "cpu", plain, "setting target", "of the engine directory"),
+    _p(
+        "target",
+        "",
+        "cpu",
+        plain,
+        "setting target",
+        "of the engine directory; auto = the first that a GPU here runs",
+    ),
+    _p(
+        "device",
+        "",
+        "",
+        plain,
+        "setting device",
+        "of a GPU target: index or UUID; empty = the first that runs it",
+    ),
+    _p(
+        "cuda_graphs",
+        "",
+        "auto",
+        choice("auto", "own", "off"),
+        "setting cuda_graphs",
+        "who captures a GPU target's decode steps; own = always this program",
+    ),
     _p("num_threads", "", "0", integer(0, 1024), "setting num_threads", "of the cpu target; 0 = one a core"),
     _p("pin_threads", "", "false", flag, "setting pin_threads", "bind threads to cores"),
     _p("isa", "", "", plain, "setting isa", "kernels of the cpu target; empty = the best of this machine"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...runtime.engine_options import EngineOptions
 from ...runtime.errors import InvalidArgumentError
+from ...runtime.executors.opening import AUTO, usable_target
 from ...runtime.manifest import Manifest, load_manifest
 from ...runtime.opening import plan_opening
 
@@ -18,7 +19,8 @@ class Settings:
     """The settings of the model `tensorrt_llm`, each checked by itself.
 
     engine_dir : the engine directory
-    target : of it
+    target : of it, or "auto"
+    device, cuda_graphs : of a GPU target, as Engine.open takes them
     options : fields of EngineOptions by name; absent = their defaults. See `open_arguments` for the KV cache
     num_threads, pin_threads, isa : of the cpu target, as Engine.open takes them
     draft, speculation : as Engine.open takes them
@@ -44,6 +46,8 @@ class Settings:
 
     engine_dir: Path
     target: str = "cpu"
+    device: str | None = None
+    cuda_graphs: str = "auto"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_threads: int = 0
     pin_threads: bool = False
@@ -76,7 +80,10 @@ class Settings:
             parameter that goes beyond what the engine was built for
         """
         manifest = load_manifest(self.engine_dir)
-        manifest.target(self.target)
+        target = usable_target(manifest) if self.target == AUTO else self.target
+        if target != self.target:
+            return dataclasses.replace(self, target=target).open_arguments()
+        manifest.target(target)
         _check_beams(self.max_beam_width, manifest)
         _check_windows(self.attention_windows, manifest)
         options = dict(self.options)
@@ -86,6 +93,8 @@ class Settings:
         return {
             "engine_dir": self.engine_dir,
             "target": self.target,
+            "device": self.device,
+            "cuda_graphs": self.cuda_graphs,
             "draft": self.draft,
             "speculation": self.speculation,
             "num_threads": self.num_threads,
