@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from fake_plans import Plan, rtx_plan
+from plansmith.builder import device_kernels
 from plansmith.builder.build import build_engine, plan_build
 from plansmith.builder.limits import Limits
 from plansmith.builder.spec import DecoderSpec
@@ -55,10 +58,19 @@ def build_rtx(
     plan = plan_build(checkpoint, ["cpu", TARGET], precision=precision, limits=limits, draft=draft)
     kept = out.with_name(out.name + "_graphs")
     kept.mkdir(parents=True)
-    with _keep_graphs(kept):
+    with _keep_graphs(kept), _keep_kernels(out.parent.parent / "kernels"):
         build_engine(plan, out, workers=2)
     graphs = sorted(kept.glob("*.onnx"))
     return RtxEngine(out, plan.checkpoint.spec, plan.limits, *graphs)
+
+
+@contextmanager
+def _keep_kernels(folder: Path) -> Iterator[None]:
+    """Compile each device kernel once for all engines of a session."""
+    compile_tasks = device_kernels.compile_tasks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_kernels, "compile_tasks", functools.partial(compile_tasks, cache_dir=folder))
+        yield
 
 
 @contextmanager
@@ -68,13 +80,8 @@ def _keep_graphs(kept: Path) -> Iterator[None]:
 
     def save_and_keep(model: Any, path: Any, **options: Any) -> None:
         save(model, path, **options)
-        count = len(list(kept.glob("*.onnx")))
-        target = kept / f"{count}.onnx"
-        loaded = onnx.load(path)  # with its external weights
-        onnx.save(loaded, target)
+        onnx.save(onnx.load(path), kept / f"{len(list(kept.iterdir()))}.onnx")
 
-    schedule.save_lowered = save_and_keep
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "save_lowered", save_and_keep)
         yield
-    finally:
-        schedule.save_lowered = save

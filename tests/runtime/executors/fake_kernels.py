@@ -259,12 +259,15 @@ def _image_at(address: int) -> bytes:
 def _watched(memory: Any, reach: Reach) -> Iterator[None]:
     """Check each load and store of the interpreter; at the end tell `reach` what was read and written."""
     from triton.runtime import interpreter
+    from triton.runtime.errors import InterpreterError
 
     real_one = interpreter._interpreter
     proxy = _Watch(real_one, memory, reach)
     interpreter._interpreter = proxy
     try:
         yield
+    except InterpreterError as error:
+        raise error.__cause__ or error from None
     finally:
         interpreter._interpreter = real_one
     for writes, address, size in proxy.ranges():

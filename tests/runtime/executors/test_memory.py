@@ -79,7 +79,9 @@ def test_what_fits_is_what_is_left() -> None:
     text = str(error.value)
     tokens = one.left // SHAPE.block_bytes * 64
     assert f"kv_cache_bytes of at most {one.left} (room for {tokens} tokens)" in text
-    assert "22.0 GiB of 24.0 GiB are free" in text and "weights 14.0 GiB" in text and "scratch 1.0 GiB" in text
+    assert (
+        "22.0 GiB of 24.0 GiB are free" in text and "weights 14.0 GiB" in text and "scratch 1.0 GiB" in text
+    )
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
