@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from plansmith.builder import build as build_module
 from plansmith.builder import build_key, compile
 from plansmith.builder.build import build_engine, needed_disk, plan_build
 from plansmith.builder.build_report import BuildReport, read_targets
-from plansmith.builder.targets.registry import Target
 from plansmith.runtime.errors import (
     BuildError,
     CheckpointError,
@@ -59,33 +58,6 @@ def build(
 
 def statuses(report: BuildReport) -> dict[str, str]:
     return {name: one.status for name, one in report.targets.items()}
-
-
-@pytest.fixture
-def fake_rtx(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception | None]:
-    """Stand in for the GPU compiler, which has tests of its own: name -> error to fail with."""
-    errors: dict[str, Exception | None] = {}
-
-    def compile_rtx(
-        request: compile.CompileRequest,
-        targets: list[Target],
-        work: pathlib.Path,
-        progress: compile.Progress,
-        keep_going: bool,
-    ) -> Iterator[tuple[Target, Any]]:
-        for target in targets:
-            error = errors.get(target.name)
-            if error is not None:
-                if not keep_going:
-                    raise error
-                yield target, error
-                continue
-            plan = request.folder(work, target) / "model.plan"
-            plan.write_bytes(target.name.encode())
-            yield target, compile.Compiled("fake", "1", (plan,), (), 0.0, 0, {})
-
-    monkeypatch.setattr(compile, "_compile_rtx", compile_rtx)
-    return errors
 
 
 def stable(manifest: Manifest) -> Manifest:
