@@ -172,6 +172,15 @@ def _attend(
 
 
 @triton.jit
+def _hidden_zero(pointer, value):
+    """Return 0, where value was read from pointer, in a way that the compiler cannot know.
+
+    What is worked out with it after the loops is worked out anew: kept through the loops, it costs registers and spills.
+    """
+    return tl.load(pointer, volatile=True) - value
+
+
+@triton.jit
 def _store_rows(out, acc, weight, v_scale, offsets, is_row, D: tl.constexpr, DP: tl.constexpr):
     """Write acc / weight, the rows of a tile, to out at the offsets [M] of their heads."""
     offs_d = tl.arange(0, DP)
@@ -206,12 +215,11 @@ def decode(
         return
     m = tl.arange(0, M)
     row = m // group
-    head = kv_head * group + m % group
     is_row = row < num_rows
     num_heads = num_kv_heads * group
     offs_d = tl.arange(0, DP)
     step = num_heads * D
-    offsets = row * step + head * D
+    offsets = row * step + (kv_head * group + m % group) * D
     q += first_row.to(tl.int64) * step
     out += first_row.to(tl.int64) * step
     queries = tl.load(q + offsets[:, None] + offs_d[None, :], mask=is_row[:, None] & (offs_d < D)[None, :], other=0)
@@ -219,10 +227,14 @@ def decode(
         queries, k_pool, v_pool, block_table + b.to(tl.int64) * table_stride, k_scale, past + row, begin, end, past,
         kv_len - 1, reach, kv_head, num_kv_heads, block_shift, scale, softcap, M, N, D, DP, KV,
     )  # fmt: skip
+    m = tl.arange(0, M) + _hidden_zero(kv_lens + b, kv_len)
+    row = m // group
+    head = kv_head * group + m % group
+    is_row = row < num_rows
     if low // split_len == (kv_len - 1) // split_len:
-        _store_rows(out, acc, weight, v_scale, offsets, is_row, D, DP)
+        _store_rows(out, acc, weight, v_scale, row * step + head * D, is_row, D, DP)
     else:
-        slot = (((b * query_rows + row).to(tl.int64) * num_heads) + head) * num_splits + split
+        slot = ((b * query_rows + row).to(tl.int64) * num_heads + head) * num_splits + split
         mask = is_row[:, None] & (offs_d < D)[None, :]
         tl.store(partials + slot[:, None] * D + offs_d[None, :], acc, mask=mask)
         tl.store(stats + slot * 2, largest, mask=is_row)
@@ -317,8 +329,7 @@ def prefill(
         tl.maximum(first_position - reach + 1, 0), last_position + 1, first_position, last_position, reach, kv_head,
         num_kv_heads, block_shift, scale, softcap, M, N, D, DP, KV,
     )  # fmt: skip
-    # Read again so that the compiler works the rows out anew: keeping them through the loops costs registers, and spills.
-    m = tl.arange(0, M) + (tl.load(kv_lens + b, volatile=True) - kv_len)
+    m = tl.arange(0, M) + _hidden_zero(kv_lens + b, kv_len)
     row = m // group
     is_row = (row < rows) & (tile_row + row < num_rows)
     _store_rows(out, acc, weight, v_scale, row * step + (kv_head * group + m % group) * D, is_row, D, DP)

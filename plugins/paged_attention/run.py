@@ -18,7 +18,9 @@ class Workspace:
     stats: Any
 
 
-def allocate(attention: Attention, batch_size: int, query_rows: int, num_splits: int, device: Any) -> Workspace:
+def allocate(
+    attention: Attention, batch_size: int, query_rows: int, num_splits: int, device: Any
+) -> Workspace:
     """Return a workspace for steps of up to batch_size sequences; a smaller step uses its beginning."""
     import torch
 
@@ -74,7 +76,12 @@ def paged_attention(
     if query_rows:
         splits = spec.num_splits(table_width, block_size, split_len)
         work = workspace or allocate(attention, batch_size, query_rows, splits, q.device)
-        partial = {"partials": work.partials, "stats": work.stats, "split_len": split_len, "num_splits": splits}
+        partial = {
+            "partials": work.partials,
+            "stats": work.stats,
+            "split_len": split_len,
+            "num_splits": splits,
+        }
         kernel = spec.decode_kernel(attention, query_rows)
         launch(kernel, spec.decode_grid(attention, batch_size, splits), {**shared, **read, **partial})
         if splits > 1:

@@ -88,16 +88,15 @@ def decode_tile(attention: Attention, query_rows: int = 1) -> Tile:
 def prefill_tile(attention: Attention) -> Tile:
     """Return prefill's tile.
 
-    Arithmetic bound. Hopper: 128 rows are two warp groups of 64, which wgmma needs; acc takes 128 * D / 256 registers a
-    thread, and 128 positions would take 64 more for the scores. Before Hopper mma reads its operands from registers, so
-    tiles are 64 rows and 4 warps, two of them an SM. Head size 256 halves the positions: acc alone is 128 registers.
+    Arithmetic bound. Hopper: 128 rows are two warp groups of 64, which wgmma needs; acc takes D / 2 registers a thread and
+    128 positions 64 for their scores: 254 of 255 registers at D = 128, so D = 256 halves the positions. Before Hopper mma
+    reads its operands from registers: 128 rows over 8 warps share each K and V that was read, 64 positions spill 8 bytes at
+    D = 128, and 32 leave room for two programs in sm86's 100 KB. At D = 256 acc alone would be 128 registers: 64 rows.
     """
     if attention.sm in (90, 100, 103):
         n = {64: 128, 128: 128, 256: 64}.get(attention.padded_dim, 128)
         return Tile(128, n, 8, 2)
-    if attention.padded_dim > 128:
-        return Tile(64, 32, 8, 2)
-    return Tile(64, 64, 4, 2)
+    return Tile(64, 32, 8, 2) if attention.padded_dim > 128 else Tile(128, 32, 8, 2)
 
 
 def decode_kernel(attention: Attention, query_rows: int = 1) -> Kernel:
@@ -127,7 +126,12 @@ def prefill_kernel(attention: Attention) -> Kernel:
 def combine_kernel(attention: Attention) -> Kernel:
     """Return the kernel that adds up the splits' partial results."""
     quantized = attention.kv != "same"
-    signature = {"partials": "*fp32:16", "stats": "*fp32:16", "cu_query_lens": "*i32:16", "kv_lens": "*i32:16"}
+    signature = {
+        "partials": "*fp32:16",
+        "stats": "*fp32:16",
+        "cu_query_lens": "*i32:16",
+        "kv_lens": "*i32:16",
+    }
     signature |= {"v_scale": "*fp32"} if quantized else {}
     signature |= {"out": f"*{attention.dtype}:16"}
     signature |= dict.fromkeys(("reach", "query_rows", "split_len", "num_splits"), "i32")
@@ -179,7 +183,12 @@ def _kernel(
 
 
 def split_len(
-    attention: Attention, max_batch_size: int, max_seq_len: int, *, query_rows: int = 1, budget: int = 256 << 20
+    attention: Attention,
+    max_batch_size: int,
+    max_seq_len: int,
+    *,
+    query_rows: int = 1,
+    budget: int = 256 << 20,
 ) -> int:
     """Return the positions of a split for an engine: MIN_SPLIT_LEN, doubled until the workspace fits the budget (bytes).
 
