@@ -33,6 +33,7 @@ def run_stage(
 ) -> dict[str, Any]:
     """Return {status, seconds, rows, log} of one stage, run in processes of its own for `limit_s` seconds at most."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    environment["GPU_CHECK_OPS"] = options.ops
     if options.dry_run:
         environment["TRITON_INTERPRET"] = "1"
     else:
@@ -142,6 +143,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU; measures nothing")
     parser.add_argument(
         "--stages", default="", help=f"names with commas between them: {', '.join(stages.NAMES)}"
+    )
+    parser.add_argument(
+        "--ops", default="", help="of stage correctness, names with commas between them; default: all"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
     parser.add_argument("--budget-s", type=float, default=0.0, help="seconds for all stages (default 460)")

@@ -20,7 +20,10 @@ from plansmith.plugins import aot, bundle, catalog
 from plansmith.plugins.kernel import Kernel
 from plansmith.plugins.paged_attention import run as attention_run
 from plansmith.plugins.paged_attention import spec as attention_spec
+from plansmith.plugins.sampling import run as sampling_run
+from plansmith.plugins.sampling import spec as sampling_spec
 from plansmith.runtime.executors import kernel_bundle
+from sampling_problem import KINDS, SamplingProblem
 
 CARRIED = Path(os.environ.get("PLANSMITH_ROOT", ".")) / "build" / "gpu" / "kernels"
 
@@ -31,6 +34,7 @@ def run(device: Device, findings: Findings) -> None:
         kernels = chosen_kernels(device)
         launcher = CubinLauncher(open_bundle(device, findings, kernels, Path(scratch)), device.dry_run)
         attention(device, findings, launcher)
+        sampling(device, findings, launcher)
         findings.note(
             "launches", f"{launcher.launched} " + device.pick("through the driver", "laid out, interpreted")
         )
@@ -42,7 +46,12 @@ def chosen_kernels(device: Device) -> list[Kernel]:
     if not device.dry_run:
         return kernels
     few = attention_spec.Attention("fp16", "same", 8, 1, 64, sm=device.sm())
-    return [attention_spec.decode_kernel(few), attention_spec.combine_kernel(few)]
+    greedy = sampling_spec.steps(1, 700, sampled=False, filtered=False, logprobs=False)
+    return [
+        attention_spec.decode_kernel(few),
+        attention_spec.combine_kernel(few),
+        *(step.kernel for step in greedy),
+    ]
 
 
 def open_bundle(
@@ -80,6 +89,18 @@ def attention(device: Device, findings: Findings, launcher: CubinLauncher) -> No
                             torch.zeros_like(worst),
                             bound(case.attention.dtype),
                         )
+
+
+def sampling(device: Device, findings: Findings, launcher: CubinLauncher) -> None:
+    """Draw rows of every kind; the tokens have to be the rule's, bit for bit."""
+    kinds = device.pick(list(KINDS) * 2, ["greedy"])
+    vocab_size = device.pick(32000, 700)
+    case = f"sampling, {vocab_size} tokens, {len(kinds)} rows"
+    with findings.guarded(case):
+        problem = SamplingProblem(device, kinds, vocab_size, device.seed)
+        with launcher.instead_of_jit(sampling_run):
+            got = problem.sample()
+        findings.equal(case, got[:, 0], problem.tokens())
 
 
 def attention_case(

@@ -1,0 +1,103 @@
+"""bench/gpu_check.sh without a GPU: its stages run, its result is whole, and a kernel that is wrong makes it fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("builder", "runtime", "plugins", "calibration", "serving", "triton_repo", "cli")
+
+
+def check(
+    output: Path, *arguments: str, tree: Path | None = None, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run a dry run and return (the process, its JSON)."""
+    command = ["bash", str(ROOT / "bench" / "gpu_check.sh"), "--dry-run", "--output", str(output), *arguments]
+    full = dict(os.environ, PYTHON=sys.executable, OMP_NUM_THREADS="1", **environment)
+    if tree is not None:
+        full["PLANSMITH_TREE"] = str(tree)
+    done = subprocess.run(command, capture_output=True, text=True, env=full, timeout=600)
+    return done, json.loads(output.read_text()) if output.exists() else {}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a folder with the package as it is, its plugins a copy that a test may break."""
+    package = tmp_path / "tree" / "plansmith"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for folder in FOLDERS:
+        if folder == "plugins":
+            shutil.copytree(ROOT / folder, package / folder)
+        else:
+            (package / folder).symlink_to(ROOT / folder)
+    return package.parent
+
+
+def verdicts(report: dict[str, Any], stage: str) -> list[str]:
+    return [row["verdict"] for row in report["stages"][stage]["rows"]]
+
+
+def test_right_kernels_pass_and_the_result_is_whole(tmp_path: Path) -> None:
+    done, report = check(tmp_path / "out.json", "--stages", "correctness,rtx", "--ops", "sampling")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert report["dry_run"] is True
+    assert list(report["stages"]) == ["correctness", "rtx"]
+    assert [stage["status"] for stage in report["stages"].values()] == ["done", "done"]
+    found = verdicts(report, "correctness")
+    assert len(found) >= 3 and set(found) == {"right"}
+    # The table is the last thing printed, with what a reader must not take for a measurement.
+    assert "verdict" in done.stdout.splitlines()[0]
+    assert "no time here is a measurement" in done.stdout
+
+
+def test_a_wrong_kernel_makes_it_fail(tmp_path: Path, tree: Path) -> None:
+    draw = tree / "plansmith" / "plugins" / "sampling" / "draw.py"
+    source = draw.read_text()
+    assert "tl.store(" in source
+    # Whatever the kernel stores first, it stores one number too far up.
+    draw.write_text(source.replace("tl.store(", "tl.store(1 + ", 1))
+    done, report = check(tmp_path / "out.json", "--stages", "correctness", "--ops", "sampling", tree=tree)
+    assert done.returncode == 1
+    assert "WRONG" in verdicts(report, "correctness")
+    assert "WRONG" in done.stdout
+
+
+def test_a_stage_that_crashes_or_hangs_costs_its_own_rows_alone(tmp_path: Path, tree: Path) -> None:
+    # The stage's process dies as it would of a lost context: in the middle, without a word to Python.
+    (tree / "plansmith" / "plugins" / "sampling" / "run.py").write_text("import os\nos.abort()\n")
+    done, report = check(tmp_path / "out.json", "--stages", "sampling,rtx", tree=tree)
+    assert done.returncode == 1
+    assert report["stages"]["sampling"]["status"] == "killed by SIGABRT"
+    assert report["stages"]["rtx"]["status"] == "done"
+    (tree / "plansmith" / "plugins" / "sampling" / "run.py").write_text("import time\ntime.sleep(600)\n")
+    done, report = check(tmp_path / "hang.json", "--stages", "sampling,rtx", "--budget-s", "12", tree=tree)
+    assert done.returncode == 1
+    assert report["stages"]["sampling"]["status"] == "timeout"
+
+
+def test_an_unknown_stage_and_a_missing_gpu_are_told(tmp_path: Path) -> None:
+    done, _ = check(tmp_path / "out.json", "--stages", "decod")
+    assert done.returncode == 2
+    assert "no stage is called 'decod'; there are environment, correctness" in done.stderr
+    command = ["bash", str(ROOT / "bench" / "gpu_check.sh"), "--output", str(tmp_path / "out.json")]
+    hidden = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run(command, capture_output=True, text=True, env=hidden, timeout=120)
+    assert done.returncode == 2
+    assert "no CUDA device here" in done.stderr
+
+
+@pytest.mark.slow
+def test_every_stage_runs(tmp_path: Path) -> None:
+    done, report = check(tmp_path / "out.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {stage["status"] for stage in report["stages"].values()} == {"done"}
+    assert "WRONG" not in [verdict for stage in report["stages"] for verdict in verdicts(report, stage)]
