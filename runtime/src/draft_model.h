@@ -28,6 +28,9 @@ class DraftModel {
  public:
   DraftModel(const EngineConfig& config, KvCache* kv, Sampler* sampler, GuideThread* guides);
 
+  void ReserveEdits(size_t num_requests, size_t edits_each) {
+    if (sampling_ != nullptr) sampling_->Reserve(num_requests, edits_each);
+  }
   // Fills request->draft (empty before) of each sequence with at most num_draft tokens. Draws with
   // the request's own parameters, seed and positions, as the target's rows will be: where the two
   // models agree, so do the tokens. False when the executor failed: there are no drafts then.

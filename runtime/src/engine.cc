@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine.h"
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <new>
@@ -152,6 +153,8 @@ uint64_t Engine::Enqueue(std::vector<std::unique_ptr<Request>>* sequences) {
       if (config_.options.enable_block_reuse == 0) request->prefix_key.private_id = id;
       num_guided_ += request->guide != nullptr;
       num_with_drafts_ += !request->caller_draft.empty();
+      max_edits_ =
+          std::max(max_edits_, SamplingRows::EditsAtMost(*request, config_.info.vocab_size));
       inbox_.push_back(request.get());
     }
     num_live_ += n;

@@ -166,6 +166,7 @@ class Engine {
   size_t num_live_ = 0;                                 // sequences of them
   size_t num_guided_ = 0;                               // of num_live_
   size_t num_with_drafts_ = 0;                          // of num_live_: from their callers
+  size_t max_edits_ = 0;                                // of a row, so far
   std::vector<Request*> inbox_;
   std::vector<LiveRequest*> cancels_;  // each once, in requests_
   int32_t num_waiting_ = 0;  // sequences in the inbox or queued: what max_queue_size limits

@@ -188,6 +188,8 @@ void Engine::ReserveForLive() {
   scheduler_.Reserve(num_live_);
   deadlines_.Reserve(num_live_);
   guides_.Reserve(num_guided_);
+  if (sampling_ != nullptr) sampling_->Reserve(num_tokens, max_edits_);
+  speculator_->ReserveEdits(std::min(num_live_, max_batch_size), max_edits_);
   ReserveAtLeast(&retired_, num_live_);
   ReserveAtLeast(&pending_.retired, num_live_);
   ReserveAtLeast(&dead_, dead_.size() + requests_.size());

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 
 #include "repeat_ngram.h"
+#include "reserve.h"
 #include "sampler.h"
 #include "status.h"
 
@@ -13,6 +15,7 @@ namespace plansmith {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr size_t kMostReserved = size_t{1} << 20;  // edits, 16 MiB
 constexpr char kAdvice[] = "lower max_num_tokens";
 
 bool MayBeDrawn(int32_t token, const uint32_t* mask) {
@@ -35,6 +38,24 @@ SamplingRows::SamplingRows(int32_t vocab_size, int32_t max_rows)
 bool SamplingRows::CanDescribe(const Request& request) {
   return request.beams == nullptr && request.params.logits_processor == nullptr &&
          !request.params.has_repeated_bias;
+}
+
+size_t SamplingRows::EditsAtMost(const Request& request, int32_t vocab_size) {
+  const SamplingParams& p = request.params;
+  const bool of_history = p.has_penalties() || p.no_repeat_ngram_size > 0;
+  const size_t v = static_cast<size_t>(vocab_size);
+  return std::min(v, (of_history ? static_cast<size_t>(request.max_len()) : 0) +
+                         p.logit_bias.size() + p.bad_words.size() +
+                         (p.min_tokens > 0 ? p.end_ids.size() : 0));
+}
+
+void SamplingRows::Reserve(size_t num_rows, size_t edits_each) noexcept {
+  try {
+    ReserveAtLeast(&edits_, std::min(num_rows * edits_each, kMostReserved));
+    ReserveAtLeast(&forbidden_, std::min(edits_each, kMostReserved));
+  } catch (const std::bad_alloc&) {
+    // A step without room for its edits draws from the logits.
+  }
 }
 
 void SamplingRows::Clear() {

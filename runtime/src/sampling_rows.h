@@ -17,7 +17,7 @@
 
 namespace plansmith {
 
-// Keeps its arrays from step to step: they grow to what a step has needed and stay so.
+// Keeps its arrays from step to step.
 class SamplingRows {
  public:
   // Address space for max_rows rows and masks; pages that no step reaches are never touched.
@@ -27,6 +27,12 @@ class SamplingRows {
   // of its logit_bias comes twice.
   static bool CanDescribe(const Request& request);
 
+  // Most edits of one row of the request.
+  static size_t EditsAtMost(const Request& request, int32_t vocab_size);
+
+  // Room for rows of so many edits each, within reason: beyond it, and where there is no memory, it
+  // is found when it is needed.
+  void Reserve(size_t num_rows, size_t edits_each) noexcept;
   void Clear();
   // The row of the request's next token. Its tokens are the history, drafts before the row included.
   // mask: NULL or (V + 31) / 32 words, copied. Throws INTERNAL beyond max_rows.

@@ -77,6 +77,10 @@ Speculator::Speculator(const EngineConfig& config, KvCache* kv, Sampler* sampler
     : impl_(std::make_unique<Impl>(config, kv, sampler, guides, target_cost)) {}
 Speculator::~Speculator() = default;
 
+void Speculator::ReserveEdits(size_t num_requests, size_t edits_each) {
+  if (impl_->model != nullptr) impl_->model->ReserveEdits(num_requests, edits_each);
+}
+
 // A step gives a token beyond the drafts, so the last one needs none.
 int32_t Speculator::Impl::Limit(const Request& request) const {
   if (request.beams != nullptr || !Generates(request)) return 0;

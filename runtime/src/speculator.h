@@ -37,6 +37,8 @@ class Speculator {
              const StepCost* target_cost);
   ~Speculator();
 
+  // Requests that may be drafted for, and most edits of a row of theirs.
+  void ReserveEdits(size_t num_requests, size_t edits_each);
   // Before scheduling: sets spec.want of every running request that generates (0 = none).
   void PlanLengths(const std::vector<Request*>& running);
   // After scheduling, before packing: fills request->draft of the plan's sequences with at most

@@ -1,5 +1,5 @@
 // A steady step allocates nothing: 64 sequences that generate, with and without drafts, over block
-// boundaries, published blocks and evictions.
+// boundaries, published blocks and evictions, in one call and in halves.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
@@ -13,6 +13,7 @@
 #include "check.h"
 #include "count_allocations.h"
 #include "engine.h"
+#include "halves_executor.h"
 #include "request_check.h"
 
 namespace {
@@ -45,10 +46,20 @@ struct Case {
   int32_t num_blocks;
   int32_t host_blocks;
   int32_t temperature;
+  bool draws = false;  // the executors have halves and draw, with penalties
 };
 
+int64_t num_drawn = 0;
+
+psm_executor Drawing(const psm_executor& executor) {
+  auto halves = std::make_unique<HalvesExecutor>(executor);
+  halves->checks_rules = false;
+  halves->num_drawn = &num_drawn;
+  return HalvesExecutor::Table(halves.release());
+}
+
 void RunCase(const Case& c) {
-  const psm_executor executor = Simulated(1, 0);
+  const psm_executor executor = c.draws ? Drawing(Simulated(1, 0)) : Simulated(1, 0);
   psm_executor draft{};
   psm_engine_options o;
   psm_engine_options_init(&o);
@@ -61,7 +72,7 @@ void RunCase(const Case& c) {
   o.host_cache_bytes = static_cast<uint64_t>(c.host_blocks) * bytes;
   if (c.host_blocks > 0) o.pause_policy = PSM_PAUSE_SWAP;  // whatever it costs
   if (c.draft_mode == PSM_DRAFT_MODEL) {
-    draft = Simulated(2, 1);
+    draft = c.draws ? Drawing(Simulated(2, 1)) : Simulated(2, 1);
     o.draft_executor = &draft;
   }
   Engine engine(MakeEngineConfig(&executor, &o));
@@ -76,6 +87,7 @@ void RunCase(const Case& c) {
     q.max_tokens = max_tokens;
     q.temperature = static_cast<float>(c.temperature);
     q.seed = random();
+    if (c.draws) q.repetition_penalty = 1.05f, q.frequency_penalty = 0.01f;
     engine.Submit(CheckRequest(q, engine.config()));
   };
   // Leave something cached that has to go when the later ones grow.
@@ -121,7 +133,14 @@ int main() {
       {"offloading", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 3530, 1000, 0},
       {"n-gram", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_NGRAM, 4000, 0, 0},
       {"draft model", PSM_MAX_UTILIZATION, PSM_DRAFT_MODEL, 4000, 0, 1},
+      {"drawn", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 4000, 0, 1, true},
+      {"drawn n-gram", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_NGRAM, 4000, 0, 0, true},
+      {"drawn draft model", PSM_MAX_UTILIZATION, PSM_DRAFT_MODEL, 4000, 0, 1, true},
   };
-  for (const Case& c : cases) RunCase(c);
+  for (const Case& c : cases) {
+    const int64_t before = num_drawn;
+    RunCase(c);
+    CHECK((num_drawn > before) == c.draws);
+  }
   return 0;
 }
