@@ -85,6 +85,7 @@ class Opening:
                 "or merge the adapter into the checkpoint before it is built"
             )
         options = self.options
+        options.to_struct()  # refuses what is wrong before anything is opened
         opened: list[TensorRtExecutor] = []
         try:
             target = open_tensorrt(self.manifest, self.target, gpu, kv_cache_bytes=options.kv_cache_bytes)

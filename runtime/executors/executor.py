@@ -314,6 +314,8 @@ class TensorRtExecutor:
             stack.callback(self._parts.context.close)
             with contextlib.suppress(Error):  # of a lost context
                 stack.enter_context(self._parts.context.current())
+            with contextlib.suppress(Error):
+                self._parts.context.wait(self._parts.stream)  # before anything that its work uses goes
             self._parts.stack.close()
 
     @contextlib.contextmanager

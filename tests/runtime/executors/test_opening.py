@@ -1,0 +1,229 @@
+"""Opening a GPU target: which device, what is refused and with which words, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_cuda import FakeCuda
+from fake_engines import RtxEngine
+from fake_machine import Machine
+from plansmith.runtime.batch import ModelInfo
+from plansmith.runtime.engine import Engine
+from plansmith.runtime.errors import (
+    EngineFileError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    ShutdownError,
+    UnsupportedError,
+)
+from plansmith.runtime.executors import cuda, opening, trt
+from plansmith.runtime.executors.cuda import Device
+from plansmith.runtime.executors.executor import TensorRtExecutor
+from plansmith.runtime.manifest import Manifest, load_manifest
+from plansmith.serving.metrics.readings import read_state
+
+TARGET = "sm89"
+
+
+class World(Machine):
+    """A machine with an engine that has a plan for sm89."""
+
+    def __init__(self, engine: RtxEngine, **gpu: Any) -> None:
+        super().__init__(engine, **gpu)
+        self.path = engine.path
+
+    @property
+    def manifest(self) -> Manifest:
+        return load_manifest(self.path)
+
+    def open(self, kv_cache_bytes: int = 0) -> TensorRtExecutor:
+        return self.executor(self.path, kv_cache_bytes=kv_cache_bytes)
+
+
+@pytest.fixture
+def world(rtx_engine: Any) -> Iterator[World]:
+    made = World(rtx_engine())
+    yield made
+    assert made.problems() == []
+
+
+@pytest.fixture
+def installed(world: World) -> Iterator[World]:
+    """Let Engine.open find the machine."""
+    with world.installed():
+        yield world
+
+
+def test_an_executor_describes_its_plan_and_leaves_nothing(world: World) -> None:
+    executor = world.open()
+    info = executor.describe()
+    assert isinstance(info, ModelInfo)
+    assert (info.max_batch_size, info.max_num_tokens, info.tokens_per_block) == (8, 32, 8)
+    assert info.samples_rows == 1 and info.max_logits_rows == 8
+    manifest = world.manifest
+    kv = manifest.model.kv_bytes_per_token(manifest.target(TARGET).kv_dtype)
+    assert info.kv_bytes_per_block == 8 * kv
+    executor.open(20)
+    use = executor.device_use()
+    assert use.used + use.free == use.total and use.used > 20 * info.kv_bytes_per_block
+    executor.close()
+    executor.close()
+
+
+def test_an_engine_tells_its_devices_memory(installed: World) -> None:
+    with Engine.open(installed.path, TARGET) as engine:
+        use = engine.device_use()
+        assert use is not None and use.used > 0 and use.pinned > 0
+        stats = engine.stats()
+        assert 0.8 * use.total < stats.kv_cache_bytes < use.total
+        readings = read_state(stats, None, use)["nv_trt_llm_runtime_memory_metrics"]
+        assert (readings["gpu"], readings["pinned"]) == (use.used, use.pinned)
+    with pytest.raises(ShutdownError):
+        engine.device_use()
+
+
+def test_auto_is_the_gpu_where_it_runs_and_cpu_elsewhere(
+    installed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert opening.usable_target(installed.manifest) == TARGET
+    installed.cuda.sm = (8, 6)
+    monkeypatch.setattr(cuda, "load_bindings", lambda: FakeCuda(sm=(8, 6)))
+    assert opening.usable_target(installed.manifest) == "cpu"
+    monkeypatch.setattr(cuda, "load_bindings", lambda: FakeCuda(missing=True))
+    assert opening.usable_target(installed.manifest) == "cpu"
+    with Engine.open(installed.path, "auto", num_threads=1) as engine:
+        assert engine.device_use() is None
+
+
+def test_a_machine_without_a_driver_or_a_gpu(rtx_engine: Any) -> None:
+    missing = World(rtx_engine(), missing=True)
+    with pytest.raises(UnsupportedError, match=r"no working NVIDIA driver.*nvidia-smi.*open the cpu target"):
+        missing.open()
+    none = World(rtx_engine(), num_devices=0)
+    with pytest.raises(UnsupportedError, match=r"sees no GPU.*CUDA_VISIBLE_DEVICES"):
+        none.open()
+
+
+def test_another_gpu_is_told_what_runs_there(rtx_engine: Any) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"is sm86.* build one that does with: plansmith build .*--target sm86"
+    ):
+        World(rtx_engine(), sm=(8, 6)).open()
+    with pytest.raises(UnsupportedError, match=r"sm87, the plan of target sm89 .* open the cpu target"):
+        World(rtx_engine(), sm=(8, 7)).open()
+    manifest = load_manifest(rtx_engine().path)
+    both = dataclasses.replace(
+        manifest,
+        targets={
+            **manifest.targets,
+            "rtx": dataclasses.replace(manifest.target(TARGET), sm=("sm80", "sm86")),
+        },
+    )
+    with pytest.raises(UnsupportedError, match="open target rtx of this engine, which runs there"):
+        opening.choose_device([Device(0, "A10", "GPU-1", "sm86", 1)], both, TARGET, None)
+
+
+def test_a_device_is_named_by_index_or_uuid(rtx_engine: Any) -> None:
+    manifest = load_manifest(rtx_engine().path)
+    devices = [
+        Device(0, "A10", "GPU-aa00", "sm86", 1),
+        Device(1, "L4", "GPU-bb11", "sm89", 1),
+        Device(2, "L4", "GPU-bb22", "sm89", 1),
+    ]
+
+    def choose(wanted: int | str | None) -> int:
+        return opening.choose_device(devices, manifest, TARGET, wanted).index
+
+    assert [choose(one) for one in (None, 1, "2", "GPU-bb2", "BB11")] == [1, 1, 2, 2, 1]
+    with pytest.raises(
+        UnsupportedError, match=r"'GPU-bb' is not one alone; choose one of 0: A10, sm86, GPU-aa00"
+    ):
+        choose("GPU-bb")
+    for wanted in (3, "GPU-cc", ""):
+        with pytest.raises(UnsupportedError, match="is not there; choose one of"):
+            choose(wanted)
+    with pytest.raises(UnsupportedError, match="is sm86"):
+        choose(0)
+
+
+def test_versions_that_do_not_go_together(rtx_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = World(rtx_engine(), version=12080)
+    with pytest.raises(UnsupportedError, match=r"driver supports CUDA 12.8, tensorrt_rtx .* CUDA 13"):
+        old.open()
+    other = World(rtx_engine())
+    other.trt.__version__ = "1.9.0.4"
+    with pytest.raises(
+        UnsupportedError, match=r"built with tensorrt_rtx 1\.7.*1\.9\.0\.4 is installed.*--force"
+    ):
+        other.open()
+    with pytest.raises(UnsupportedError, match="plansmith-cpu"):
+        trt.load_library("plansmith-cpu")
+    monkeypatch.setattr(trt.importlib, "import_module", _no_module)
+    with pytest.raises(UnsupportedError, match=r"needs tensorrt, .*pip install -U 'plansmith\[tensorrt\]'"):
+        trt.load_library("tensorrt")
+    with pytest.raises(UnsupportedError, match=r"pip install 'plansmith\[gpu\]'"):
+        cuda.load_bindings()
+
+
+def _no_module(name: str) -> Any:
+    raise ImportError(f"No module named {name!r}")
+
+
+def test_too_little_memory_says_what_takes_how_much(rtx_engine: Any) -> None:
+    world = World(rtx_engine(), total_bytes=1 << 20)
+    with pytest.raises(
+        OutOfMemoryError, match=r"does not fit on NVIDIA Double \(device 0\).*weights .*what helps"
+    ):
+        world.open()
+    assert world.problems() == []
+    world = World(rtx_engine())
+    with pytest.raises(
+        OutOfMemoryError, match=r"open it with kv_cache_bytes of at most \d+ \(room for \d+ tokens\)"
+    ):
+        world.open(kv_cache_bytes=1 << 40)
+    assert world.problems() == []
+
+
+def test_pools_get_the_share_that_is_asked_for(world: World) -> None:
+    executor = world.open()
+    half, most = executor.kv_budget(0.5, 0), executor.kv_budget(1.0, 0)
+    block = executor.describe().kv_bytes_per_block
+    assert abs(half - most / 2) <= block
+    assert executor.kv_budget(0.5, 10 * block) == 10 * block
+    with pytest.raises(OutOfMemoryError, match="give at most"):
+        executor.kv_budget(0.5, most + 2 * block)
+    executor.open(most // block)
+    executor.close()
+
+
+def test_a_plan_that_is_not_the_manifests_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = trt.TrtPlan.tensors
+
+    def changed(plan: trt.TrtPlan) -> list[trt.Tensor]:
+        first, second, *rest = tensors(plan)
+        return [dataclasses.replace(first, dtype="int64"), dataclasses.replace(second, name="other"), *rest]
+
+    monkeypatch.setattr(trt.TrtPlan, "tensors", changed)
+    with pytest.raises(EngineFileError) as error:
+        world.open()
+    text = str(error.value)
+    assert "input_ids is int64 instead of int32" in text
+    assert "other is not in the manifest" in text and "position_ids is missing" in text
+
+
+def test_a_damaged_plan_is_refused(world: World) -> None:
+    world.trt.plans.clear()
+    with pytest.raises(EngineFileError, match=r"cannot read the plan: .*Serialization"):
+        world.open()
+
+
+def test_options_that_do_not_apply(installed: World) -> None:
+    with pytest.raises(UnsupportedError, match="takes no LoRA adapters"):
+        Engine.open(installed.path, TARGET, max_adapters=2)
+    with pytest.raises(InvalidArgumentError, match="cuda_graphs is 'on', it must be one of auto, off, own"):
+        Engine.open(installed.path, TARGET, cuda_graphs="on")
+    with pytest.raises(InvalidArgumentError, match="kv_cache_free_gpu_mem_fraction"):
+        Engine.open(installed.path, TARGET, kv_cache_free_gpu_mem_fraction=1.5)
