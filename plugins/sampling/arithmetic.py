@@ -99,12 +99,10 @@ def draw_bits(key_0, key_1, ids):
 
 
 @triton.jit
-def draw_key(seed_0, seed_1, output_idx):
-    """Return the two words of a draw's key: Philox 4x32-10 of the output's index. All uint32."""
-    c0 = output_idx
-    c1 = output_idx * 0
-    c2 = c1
-    c3 = c1
+def philox(c0, c1, seed_0, seed_1):
+    """Return the four words of Philox 4x32-10 of the counter (c0, c1, 0, 0). All uint32."""
+    c2 = c0 * 0
+    c3 = c2
     for _ in tl.static_range(10):
         high_0 = tl.umulhi(c0, 0xD2511F53)
         high_1 = tl.umulhi(c2, 0xCD9E8D57)
@@ -116,7 +114,14 @@ def draw_key(seed_0, seed_1, output_idx):
         c3 = low_0
         seed_0 += 0x9E3779B9
         seed_1 += 0xBB67AE85
-    return c0, c1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def draw_key(seed_0, seed_1, output_idx):
+    """Return the two words of a draw's key, rng.h's DrawKey. All uint32."""
+    key_0, key_1, _0, _1 = philox(output_idx, output_idx * 0, seed_0, seed_1)
+    return key_0, key_1
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """Sampling, last pass: what top_k, top_p and min_p keep of a row's candidates, and who wins the race among them.
 
-Exact selection, the core's: tokens in the order of their distance from the best, equal ones by id; top_p sums whole units.
-Reads some hundred candidates a row some ten times: limited by latency. A row with more of them than there is room for is
-read itself. One program a row.
+Exact selection, the core's: tokens in the order of their distance from the best, equal ones by id; top_p
+sums whole units.
+Reads some hundred candidates a row some ten times: limited by latency. A row with more of them than there
+is room for is read itself. One program a row.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -76,7 +77,18 @@ def _candidates(
 
 
 @triton.jit
+def _up_to(number, units, at_most, BY_WEIGHT: tl.constexpr):
+    """Return of a tile how many numbers are at most each of 16, int32, or the sums of their units, int64."""
+    is_within = number[:, None] <= at_most[None, :]
+    if BY_WEIGHT:
+        return tl.sum(tl.where(is_within, units[:, None], 0), axis=0)
+    return tl.sum(is_within.to(tl.int32), axis=0)
+
+
+@triton.jit
 def _reach(
+    first_number,
+    first_units,
     keys,
     ids,
     logits,
@@ -99,28 +111,38 @@ def _reach(
 
     BY : "count": keys by the number of tokens up to them; "weight": by their weights' sum; "tie": ids among those whose
         key is `last`, by number
+    first_number, first_units : the first tile's; the only one of most rows
     """
     while low < high:
         at_most = cuts(low, high)
-        sums = tl.zeros([16], tl.int64 if BY == "weight" else tl.int32)
-        for begin in range(0, count, TILE):
-            key, token = _candidates(
+        sums = _up_to(first_number, first_units, at_most, BY == "weight")
+        for begin in range(TILE, count, TILE):
+            number, token = _candidates(
                 keys, ids, logits, adjusted, words, place, best, begin, count, is_row, vocab_size, TILE
             )
+            units = first_units
             if BY == "weight":
-                units = weight_units(weight(key), weight_shift)
-                sums += tl.sum(tl.where(key[:, None] <= at_most[None, :], units[:, None], 0), axis=0)
-            elif BY == "count":
-                sums += tl.sum((key[:, None] <= at_most[None, :]).to(tl.int32), axis=0)
-            else:
-                tie = tl.where(key == last, token, NO_ID)
-                sums += tl.sum((tie[:, None] <= at_most[None, :]).to(tl.int32), axis=0)
+                units = weight_units(weight(number), weight_shift)
+            if BY == "tie":
+                number = tl.where(number == last, token, NO_ID)
+            sums += _up_to(number, units, at_most, BY == "weight")
         low, high = narrowed(low, high, sums, target)
     return low
 
 
 @triton.jit
+def _at(key, units, last):
+    """Return of a tile the number of tokens nearer than key `last`, their units, and the number at it."""
+    is_below = key < last
+    num_below = tl.sum(is_below.to(tl.int32), axis=0)
+    num_ties = tl.sum((key == last).to(tl.int32), axis=0)
+    return num_below, tl.sum(tl.where(is_below, units, 0), axis=0), num_ties
+
+
+@triton.jit
 def _below(
+    first_key,
+    first_units,
     keys,
     ids,
     logits,
@@ -136,19 +158,23 @@ def _below(
     TILE: tl.constexpr,
 ):
     """Return the number of tokens nearer than key `last`, their weights' sum in units, and the number at it."""
-    num_below = last * 0
-    num_ties = last * 0
-    units_below = last.to(tl.int64) * 0
-    for begin in range(0, count, TILE):
+    num_below, units_below, num_ties = _at(first_key, first_units, last)
+    for begin in range(TILE, count, TILE):
         key, _ = _candidates(
             keys, ids, logits, adjusted, words, place, best, begin, count, is_row, vocab_size, TILE
         )
-        is_below = key < last
-        num_below += tl.sum(is_below.to(tl.int32), axis=0)
-        num_ties += tl.sum((key == last).to(tl.int32), axis=0)
-        units = weight_units(weight(key), weight_shift)
-        units_below += tl.sum(tl.where(is_below, units, 0), axis=0)
+        below, units, ties = _at(key, weight_units(weight(key), weight_shift), last)
+        num_below += below
+        units_below += units
+        num_ties += ties
     return num_below, units_below, num_ties
+
+
+@triton.jit
+def _is_kept(key, token, w, last, last_tie, min_p):
+    """Return which tokens may be drawn."""
+    is_kept = (key < last) | ((key == last) & (token <= last_tie))
+    return is_kept & (key < FARTHEST) & (w >= min_p)
 
 
 @triton.jit
@@ -198,12 +224,19 @@ def draw(
         is_row = found > CAPACITY
         count = tl.where(is_row, vocab_size, found)
         top_k = tl.load(words + 6)
+        first_key, first_id = _candidates(
+            keys, ids, logits, adjusted, words, place, best, 0, count, is_row, vocab_size, TILE
+        )
+        first_weight = weight(first_key)
+        first_units = weight_units(first_weight, weight_shift)
         if cut_k & (found >= top_k):
             last = _reach(
-                keys, ids, logits, adjusted, words, place, best, count, is_row, vocab_size, weight_shift,
-                row * 0, last, top_k, last, "count", TILE,
+                first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
+                vocab_size, weight_shift, row * 0, last, top_k, last, "count", TILE,
             )  # fmt: skip
         num_below, units_below, num_ties = _below(
+            first_key,
+            first_units,
             keys,
             ids,
             logits,
@@ -227,10 +260,12 @@ def draw(
                 total = tl.max(sum_levels(level_sums, row, chunks, LEVELS), axis=0)
             wanted = wanted_units(float_word(words, 4), total)
             last = _reach(
-                keys, ids, logits, adjusted, words, place, best, count, is_row, vocab_size, weight_shift,
-                row * 0, last, wanted, last, "weight", TILE,
+                first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
+                vocab_size, weight_shift, row * 0, last, wanted, last, "weight", TILE,
             )  # fmt: skip
             num_below, units_below, num_ties = _below(
+                first_key,
+                first_units,
                 keys,
                 ids,
                 logits,
@@ -250,20 +285,23 @@ def draw(
         last_tie = row * 0 + NO_ID
         if kept_ties < num_ties:
             last_tie = _reach(
-                keys, ids, logits, adjusted, words, place, best, count, is_row, vocab_size, weight_shift,
+                tl.where(first_key == last, first_id, NO_ID), first_units, keys, ids, logits, adjusted,
+                words, place, best, count, is_row, vocab_size, weight_shift,
                 row * 0, row * 0 + vocab_size - 1, kept_ties, last, "tie", TILE,
             )  # fmt: skip
         key_0 = tl.load(state + row * 4 + 1).to(tl.uint32, bitcast=True)
         key_1 = tl.load(state + row * 4 + 2).to(tl.uint32, bitcast=True)
         time = tl.full([], INF, tl.float64)
         token = row * 0 + NO_ID
-        for begin in range(0, count, TILE):
+        min_p = float_word(words, 5)
+        may_win = _is_kept(first_key, first_id, first_weight, last, last_tie, min_p)
+        time, token = race(first_id, first_weight, may_win, key_0, key_1, time, token)
+        for begin in range(TILE, count, TILE):
             key, entered = _candidates(
                 keys, ids, logits, adjusted, words, place, best, begin, count, is_row, vocab_size, TILE
             )
             w = weight(key)
-            may_win = (key < last) | ((key == last) & (entered <= last_tie))
-            may_win &= (key < FARTHEST) & (w >= float_word(words, 5))
+            may_win = _is_kept(key, entered, w, last, last_tie, min_p)
             time, token = race(entered, w, may_win, key_0, key_1, time, token)
     at = samples + row * 44
     tl.store(at, token)

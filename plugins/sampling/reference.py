@@ -93,15 +93,20 @@ def weight_units(w: Float32Array, vocab_size: int) -> Int64Array:
 
 
 def draw_key(seed: int, output_idx: int) -> tuple[int, int]:
-    """Return the two words of a draw's key: Philox 4x32-10 of the output's index."""
+    """Return the two words of a draw's key, rng.h's DrawKey."""
+    return philox(seed, output_idx, 0)[:2]  # type: ignore[return-value]
+
+
+def philox(seed: int, c0: int, c1: int) -> tuple[int, ...]:
+    """Return the four words of Philox 4x32-10 of the counter (c0, c1, 0, 0)."""
     low = 0xFFFFFFFF
-    c = [output_idx & low, 0, 0, 0]
+    c = [c0 & low, c1 & low, 0, 0]
     k = [seed & low, seed >> 32]
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & low, (a >> 32) ^ c[3] ^ k[1], a & low]
         k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]
-    return c[0], c[1]
+    return tuple(c)
 
 
 def keyed_hash(key: tuple[int, int], x: UInt32Array) -> UInt32Array:

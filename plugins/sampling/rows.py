@@ -86,7 +86,8 @@ def race(ids, w, may_win, key_0, key_1, time, winner):
     """Return (time, winner) after these tokens entered the race too: the earliest, the lower id of equal ones.
 
     ids : int32, each once where may_win; w : fp32 weights. time : fp64, inf at first; winner : int32, NO_ID at first
-    The upper half of a token's random bits bounds its time from below (u < -log(1 - u)); the logarithm, in float64, is for
+    The upper half of a token's random bits bounds its time from below (u < -log(1 - u)); the logarithm, in
+    float64, is for
     those alone that can still be first: one or two of a chunk. 1.0001 for what rounding takes.
     """
     upper = upper_bits(key_0, key_1, ids).to(tl.int32).to(tl.float32) * 1.52587890625e-05

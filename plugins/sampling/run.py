@@ -29,7 +29,8 @@ def sample(
     """Draw a token from each row, without waiting for a GPU.
 
     logits : (R, V) float32, contiguous
-    rows, edits, masks : (R, 12), (any, 4), (any, (V+31)//32) int32: the words of psm_sampling_row, psm_logit_edit and masks
+    rows, edits, masks : (R, 12), (any, 4), (any, (V+31)//32) int32: the words of psm_sampling_row,
+    psm_logit_edit and masks
     samples : (R, 44) int32, written: the words of psm_row_sample; top ids and log-probabilities behind num_top are left
     workspace : of make_workspace; None = a new one
     needs : what of spec.steps' sampled, filtered, logprobs is not needed

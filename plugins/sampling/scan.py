@@ -1,7 +1,7 @@
 """Sampling, first pass: masks and edits, the best of each chunk and block, what is wrong with a row.
 
-logits [R, V] fp32 -> adjusted [R, V] (rows with a mask or edits alone), bests and notes of chunks. Reads every logit once:
-limited by memory's bytes. One program a chunk of a row.
+logits [R, V] fp32 -> adjusted [R, V] (rows with a mask or edits alone), bests and notes of chunks. Reads
+every logit once: limited by memory's bytes. One program a chunk of a row.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls

@@ -1,8 +1,8 @@
 """The kernels of sampling: which run, over what grids, in which workspace. No triton, no torch.
 
 Dimensions: R rows, V vocabulary, C chunks of a row. Arguments of the kernels, by name:
-    logits [R, V] float32; int32 words: rows [R, 12] psm_sampling_row, edits [., 4] psm_logit_edit, masks [., (V+31)/32];
-    samples [R, 44] psm_row_sample, written; vocab_size, mask_words, weight_shift int32
+    logits [R, V] float32; int32 words: rows [R, 12] psm_sampling_row, edits [., 4] psm_logit_edit, masks
+    [., (V+31)/32]; samples [R, 44] psm_row_sample, written; vocab_size, mask_words, weight_shift int32
     every other name : the region of the workspace that has it
 """
 

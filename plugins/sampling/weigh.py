@@ -1,8 +1,9 @@
 """Sampling, second pass: the weights e^((x - best) / temperature), where a row needs them all.
 
-Rows without top_k and top_p race here; of rows with top_p alone the weights are summed, all and those within some distances
-of the best; of rows with num_logprobs e^(x - best) of the raw logits. Reads such rows once more, from L2 if they fit there:
-limited by arithmetic of about 60 operations a logit. One program a chunk of a row.
+Rows without top_k and top_p race here; of rows with top_p alone the weights are summed, all and those
+within some distances
+of the best; of rows with num_logprobs e^(x - best) of the raw logits. Reads such rows once more, from L2
+if they fit there: limited by arithmetic of about 60 operations a logit. One program a chunk of a row.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
