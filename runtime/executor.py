@@ -247,11 +247,12 @@ class PythonExecutor(Executor):
             if sampling_pointer == ffi.NULL:
                 return self._give_logits(self._model.collect(None), rows, out)
             drawn = self._model.collect(StepSampling.from_pointer(sampling_pointer))
-            given = getattr(drawn, "dtype", None), getattr(drawn, "shape", None)
-            if given != (ROW_SAMPLE, (rows,)):
+            wanted = (rows,)
+            if getattr(drawn, "dtype", None) != ROW_SAMPLE or drawn.shape != wanted:
+                shape = getattr(drawn, "shape", None)
                 raise ShapeError(
-                    f"the executor's collect returned {given[0]} of shape {given[1]} for what it drew, the step wants "
-                    f"ROW_SAMPLE of shape ({rows},)"
+                    f"collect was given sampling, so ROW_SAMPLE of shape {wanted} is wanted, it returned "
+                    f"{type(drawn).__name__} of type {getattr(drawn, 'dtype', None)!s:.40} and shape {shape}"
                 )
             ffi.memmove(samples, np.ascontiguousarray(drawn).view(np.uint8), rows * ROW_SAMPLE.itemsize)
 
