@@ -68,7 +68,7 @@ def test_the_commands_run_as_they_stand(migration: dict[str, str], tmp_path: Pat
     for line in (
         "carried max_batch_size = 8",
         "changed gpt_model_path",
-        "not carried kv_cache_free_gpu_mem_fraction",
+        "kv_cache_free_gpu_mem_fraction = 0.85",
     ):
         assert line in carried
     assert "ensemble: ready" in started
