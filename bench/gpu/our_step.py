@@ -28,10 +28,7 @@ class OurStep:
         pool = (inputs.block_table.numel(), shape.kv_num_heads, shape.block_size, shape.head_dim)
         self.k_pools = [empty(*pool) for _ in range(shape.num_layers)]
         self.v_pools = [empty(*pool) for _ in range(shape.num_layers)]
-        self.cos, self.sin = rotary_tables(device, shape, context)
-        self.positions = torch.full((batch,), context - 1, dtype=torch.int32, device=device.name)
-        self.kv_lens = torch.full((batch,), context, dtype=torch.int32, device=device.name)
-        self.cu_query_lens = torch.arange(batch + 1, dtype=torch.int32, device=device.name)
+        self.tables = rotary_tables(device, shape, context)
         self.residual, self.normed = empty(batch, shape.hidden), empty(batch, shape.hidden)
         self.zeros = torch.zeros(batch, shape.hidden, dtype=dtype, device=device.name)
         self.attended = empty(batch, shape.num_heads * shape.head_dim)
@@ -68,11 +65,8 @@ class OurStep:
 
     def _attend(self, idx: int, layer: Layer) -> None:
         """Project, write K and V into the pools, attend: `attended` from `normed`."""
-        shape = self.shape
-        heads, kv = shape.num_heads * shape.head_dim, shape.kv_num_heads * shape.head_dim
-        q, k, v = (self.normed @ layer.qkv.T).split([heads, kv, kv], dim=1)
-        self.attention.write(self, q, k, v, idx)
-        self.attention.attend(self, q, idx, self.attended)
+        qkv = self.normed @ layer.qkv.T
+        self.attention.attend(qkv, self.tables, self.k_pools[idx], self.v_pools[idx], self.attended)
 
     def step(self) -> torch.Tensor:
         """Return the greedy tokens (B,) int32 of the step."""

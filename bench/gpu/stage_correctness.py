@@ -8,7 +8,7 @@ import os
 from bench_device import Device
 from finding import Findings
 
-OPS = ("sampling", "attention")
+OPS = ("gather_last", "kv_write", "sampling", "rejection", "attention")
 """Each has a module check_<name>.py."""
 
 

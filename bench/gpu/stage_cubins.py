@@ -11,6 +11,7 @@ import random
 import tempfile
 from pathlib import Path
 
+import check_kv_write
 import torch
 from attention_problem import Case, Problem, bound, relative_errors
 from bench_device import Device
@@ -18,6 +19,8 @@ from cubin_launch import CubinLauncher
 from finding import Findings
 from plansmith.plugins import aot, bundle, catalog
 from plansmith.plugins.kernel import Kernel
+from plansmith.plugins.kv_write import run as kv_run
+from plansmith.plugins.kv_write import spec as kv_spec
 from plansmith.plugins.paged_attention import run as attention_run
 from plansmith.plugins.paged_attention import spec as attention_spec
 from plansmith.plugins.sampling import run as sampling_run
@@ -35,6 +38,7 @@ def run(device: Device, findings: Findings) -> None:
         launcher = CubinLauncher(open_bundle(device, findings, kernels, Path(scratch)), device.dry_run)
         attention(device, findings, launcher)
         sampling(device, findings, launcher)
+        kv_write(device, findings, launcher)
         findings.note(
             "launches", f"{launcher.launched} " + device.pick("through the driver", "laid out, interpreted")
         )
@@ -48,6 +52,7 @@ def chosen_kernels(device: Device) -> list[Kernel]:
     few = attention_spec.Attention("fp16", "same", 8, 1, 64, sm=device.sm())
     greedy = sampling_spec.steps(1, 700, sampled=False, filtered=False, logprobs=False)
     return [
+        kv_spec.kernel(kv_spec.KvWrite("fp16", "fp8", 4, 2, 64)),
         attention_spec.decode_kernel(few),
         attention_spec.combine_kernel(few),
         *(step.kernel for step in greedy),
@@ -60,14 +65,22 @@ def open_bundle(
     """Return the carried bundle, or one compiled now."""
     folder = CARRIED
     if device.dry_run or not (CARRIED / kernel_bundle.BUNDLE_NAME).exists():
-        compiled = aot.compile_kernels(kernels, [device.sm()])
         folder = scratch / "kernels"
         key = hashlib.sha256(repr(kernels).encode()).hexdigest()
-        bundle.write_bundle(folder, compiled, aot.triton_version(), key)
+        bundle.write_bundle(folder, compiled(device, findings, kernels), aot.triton_version(), key)
     loaded = kernel_bundle.load(folder, device.sm())
     where = "carried" if folder == CARRIED else "compiled here"
     findings.note("bundle", f"{len(loaded.kernels)} kernels, triton {loaded.entry.triton_version}, {where}")
     return loaded
+
+
+def compiled(device: Device, findings: Findings, kernels: list[Kernel]) -> list[aot.CompiledKernel]:
+    """Return the kernels compiled for this GPU; an operation with one that does not compile is wrong and left out."""
+    made: list[aot.CompiledKernel] = []
+    for op in sorted({kernel.op for kernel in kernels}):
+        with findings.guarded(f"{op}: compiling"):
+            made += aot.compile_kernels([kernel for kernel in kernels if kernel.op == op], [device.sm()])
+    return made
 
 
 def attention(device: Device, findings: Findings, launcher: CubinLauncher) -> None:
@@ -101,6 +114,18 @@ def sampling(device: Device, findings: Findings, launcher: CubinLauncher) -> Non
         with launcher.instead_of_jit(sampling_run):
             got = problem.sample()
         findings.equal(case, got[:, 0], problem.tokens())
+
+
+def kv_write(device: Device, findings: Findings, launcher: CubinLauncher) -> None:
+    """Write a step's K and V into pools of each kind; codes and numbers have to be the reference's."""
+    for dtype in device.dtypes():
+        for kv in device.pick(("same", "fp8", "int8"), ("fp8",)):
+            for head_dim in device.pick((64, 128, 256), (64,)):
+                heads = device.pick((32, 8), (4, 2))
+                write = kv_spec.KvWrite(dtype, kv, *heads, head_dim)  # type: ignore[arg-type]
+                case = f"kv_write: {dtype}, {kv} KV x {head_dim}"
+                with findings.guarded(case), launcher.instead_of_jit(kv_run):
+                    check_kv_write.check(device, findings, case, write, [5, 1, 0, 20], [9, 30, 0, 20], 16)
 
 
 def attention_case(

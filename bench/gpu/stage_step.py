@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import torch
+from attention_problem import TORCH
 from bench_device import Device
 from finding import Findings
 from llama_shape import LLAMA_3_8B, SMALL, Shape, Weights, decode_inputs, random_weights
@@ -20,11 +21,11 @@ COMPILED = "transformers, compiled"
 def run(device: Device, findings: Findings) -> None:
     """Compare results at a small shape, then time the full one: every batch in bfloat16 and float16."""
     with torch.inference_mode():
-        for dtype in (torch.float16, torch.bfloat16):
+        for dtype in dtypes(device):
             with findings.guarded(f"small shape {_name(dtype)}"):
                 compare_small(device, findings, dtype)
         shape = device.pick(LLAMA_3_8B, SMALL)
-        for dtype in (torch.bfloat16, torch.float16):
+        for dtype in dtypes(device):
             weights = random_weights(device, shape, dtype)
             for batch in device.pick((64, 8, 1), (2,)):
                 if findings.seconds_left() < 20:
@@ -35,6 +36,11 @@ def run(device: Device, findings: Findings) -> None:
                 _free(device)
             del weights
             _free(device)
+
+
+def dtypes(device: Device) -> list[torch.dtype]:
+    """Return the types to run."""
+    return [TORCH[name] for name in device.dtypes()]
 
 
 def compare_small(device: Device, findings: Findings, dtype: torch.dtype) -> None:
@@ -144,6 +150,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _free(device: Device) -> None:
     """Give back what the last case held: two caches of 34 GB each do not fit beside two more."""
+    torch._dynamo.reset()
     gc.collect()
     if not device.dry_run:
         torch.cuda.empty_cache()

@@ -59,3 +59,27 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     block = min(1024, triton.next_power_of_2(intermediate))
     grid = (num_tokens, triton.cdiv(intermediate, block))
     _silu_mul[grid](gate_up, out, WIDTH=intermediate, BLOCK=block, num_warps=4)
+
+
+@triton.jit
+def _split_columns(qkv, q, k, v, Q: tl.constexpr, KV: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy a block of one row of qkv to where it belongs; Q and KV are multiples of BLOCK."""
+    row = tl.program_id(0)
+    begin = tl.program_id(1) * BLOCK
+    column = tl.arange(0, BLOCK)
+    held = tl.load(qkv + row * (Q + 2 * KV) + begin + column)
+    if begin < Q:
+        tl.store(q + row * Q + begin + column, held)
+    elif begin < Q + KV:
+        tl.store(k + row * KV + begin - Q + column, held)
+    else:
+        tl.store(v + row * KV + begin - Q - KV + column, held)
+
+
+def split_columns(qkv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Copy qkv (T, Q + 2 * KV), one product's result, to q (T, Q), k and v (T, KV), which are contiguous."""
+    block = 1024
+    while q.shape[1] % block or k.shape[1] % block:
+        block //= 2
+    grid = (qkv.shape[0], qkv.shape[1] // block)
+    _split_columns[grid](qkv, q, k, v, Q=q.shape[1], KV=k.shape[1], BLOCK=block, num_warps=4)
