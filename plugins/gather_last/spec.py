@@ -1,4 +1,7 @@
-"""The kernel of gather_last by element type. Arguments: hidden [T, E], rows [R] int32, out [R, E], num_tokens T, hidden_size E."""
+"""The kernel of gather_last by element type.
+
+Arguments: hidden [T, E], rows [R] int32, out [R, E], num_tokens T, hidden_size E.
+"""
 
 from __future__ import annotations
 

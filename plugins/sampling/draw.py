@@ -81,8 +81,10 @@ def _up_to(number, units, at_most, BY_WEIGHT: tl.constexpr):
     """Return of a tile how many numbers are at most each of 16, int32, or the sums of their units, int64."""
     is_within = number[:, None] <= at_most[None, :]
     if BY_WEIGHT:
-        return tl.sum(tl.where(is_within, units[:, None], 0), axis=0)
-    return tl.sum(is_within.to(tl.int32), axis=0)
+        sums = tl.sum(tl.where(is_within, units[:, None], 0), axis=0)
+    else:
+        sums = tl.sum(is_within.to(tl.int32), axis=0)
+    return sums
 
 
 @triton.jit

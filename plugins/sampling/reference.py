@@ -1,4 +1,4 @@
-"""Sampling in numpy: the rule of runtime/src/sampler.h, whole rows at a time, with the core's rounding in each operation."""
+"""Sampling in numpy: the rule of runtime/src/sampler.h, a row at a time, rounded as the core rounds each operation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def weights(z: Float32Array) -> Float32Array:
 
 
 def weight_units(w: Float32Array, vocab_size: int) -> Int64Array:
-    """Return weights as whole multiples of the unit in which they are summed: 2^-34, twice it for each doubling of 2^19."""
+    """Return weights in the unit in which they are summed: 2^-34, above 2^19 tokens twice it for each doubling."""
     shift = max(0, (vocab_size - 1).bit_length() - 19)
     return np.rint(np.ldexp(w.astype(np.float64), 34 - shift)).astype(np.int64)
 

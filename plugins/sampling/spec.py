@@ -196,8 +196,8 @@ DRAW = _kernel(
     "logits rows adjusted chunk_best chunk_notes state race_times race_ids level_sums"
     " candidate_keys candidate_ids samples",
     "vocab_size weight_shift",
-    {"CHUNK": CHUNK, "LEVELS": LEVELS, "CAPACITY": CAPACITY, "TILE": 1024},
-    num_warps=16,
+    {"CHUNK": CHUNK, "LEVELS": LEVELS, "CAPACITY": CAPACITY, "TILE": 512},
+    num_warps=8,
 )
 LOGPROBS = _kernel(
     "logprobs",
