@@ -43,3 +43,17 @@ def reorder(ptx: str, names: Sequence[str], order: Sequence[str | None]) -> str:
     ]
     listed = "\n\t" + ",\n\t".join(made) + "\n"
     return ptx[: entry.start(3)] + listed + ptx[entry.end(3) :]
+
+
+def at_most_version(ptx: str, version: tuple[int, int]) -> str:
+    """Return PTX that says it is of this version of the language, or of an older one that it says already.
+
+    The compiler writes its own newest version, which a driver may be too old for, whatever the code uses. An assembler
+    says so where the code does need more.
+    """
+    found = re.search(r"^\.version (\d+)\.(\d+)$", ptx, re.MULTILINE)
+    if found is None:
+        raise ValueError("the PTX does not say its version")
+    if (int(found[1]), int(found[2])) <= version:
+        return ptx
+    return f"{ptx[: found.start()]}.version {version[0]}.{version[1]}{ptx[found.end() :]}"

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plansmith.plugins.ptx_entry import reorder
+from plansmith.plugins.ptx_entry import at_most_version, reorder
 
 triton = pytest.importorskip("triton")
 
@@ -103,3 +103,10 @@ def test_the_compilers_own_parameters_go(tmp_path: Path) -> None:
 def test_what_does_not_fit(ptx: str, order: tuple[str, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         reorder(ptx, NAMES, order)
+
+
+def test_a_newer_version_is_lowered_alone() -> None:
+    assert at_most_version(PTX, (8, 8)) == PTX and at_most_version(PTX, (8, 0)) == PTX
+    assert at_most_version(PTX.replace("8.0", "10.1"), (8, 8)) == PTX.replace("8.0", "8.8")
+    with pytest.raises(ValueError, match="does not say its version"):
+        at_most_version(PTX.replace(".version", "//"), (8, 8))

@@ -1,0 +1,131 @@
+"""The chain of plugin nodes, launched as its descriptions say, against the op's reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from plansmith.builder.targets.tensorrt import contract
+from plansmith.plugins.paged_attention import plugin_ops
+from plansmith.plugins.paged_attention.plugin_ops import Layer, PluginOp
+from plansmith.plugins.paged_attention.reference import paged_attention, quantize_kv
+from plansmith.plugins.torch_launch import launch
+
+HEADS, KV_HEADS, DIM, BLOCK, BLOCKS, WIDTH = 4, 2, 32, 16, 40, 20
+LENGTHS = (
+    (1, 290),
+    (5, 40),
+    (2, 133),
+    (17, 17),
+    (1, 1),
+)  # (new rows, positions held after the step) a sequence
+SHAPE = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_dim": DIM}
+
+
+class Problem:
+    """A step's tensors under the plugins' names, and what the op's reference makes of them."""
+
+    def __init__(self, kv: str, window: int, softcap: float) -> None:
+        rng = np.random.default_rng(3)
+        rows = [n for n, _ in LENGTHS]
+        self.attributes: dict[str, Any] = {
+            **SHAPE, "scale": DIM**-0.5, "softcap": softcap, "window": window, "query_rows": 2, "split_len": 128,
+        }  # fmt: skip
+        self.kv = kv
+        tokens = sum(rows)
+        q, k, v = (
+            rng.standard_normal((tokens, heads * DIM)).astype(np.float16)
+            for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        table = np.full((len(rows), WIDTH), -1, np.int32)
+        free = iter(rng.permutation(BLOCKS).tolist())
+        for b, (_, held) in enumerate(LENGTHS):
+            used = -(-held // BLOCK)
+            table[b, :used] = [next(free) for _ in range(used)]
+        step = {
+            "cu_query_lens": np.cumsum([0, *rows]).astype(np.int32),
+            "kv_lens": np.array([held for _, held in LENGTHS], np.int32),
+            "block_table": table,
+        }
+        scales = {"k_scale": 0.04, "v_scale": 0.03} if kv != "same" else {"k_scale": 1.0, "v_scale": 1.0}
+        pools = rng.standard_normal((2, BLOCKS, KV_HEADS, BLOCK, DIM)).astype(np.float16)
+        kind = "float" if kv == "same" else kv
+        pools_held = [
+            quantize_kv(pool.astype(np.float32), scale, kind).astype(np.float16)  # type: ignore[arg-type]
+            for pool, scale in zip(pools, scales.values(), strict=True)
+        ]
+        scores = {name: self.attributes[name] for name in ("scale", "softcap", "window")}
+        self.wanted, k_pool, v_pool = paged_attention(
+            q, k, v, *pools_held, *step.values(), **SHAPE, **scores, kv=kind, **scales  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.tensors: dict[str, Any] = {
+            **{name: torch.from_numpy(array) for name, array in {"q": q, "k": k, "v": v, **step}.items()},
+            **{name: torch.tensor(value, dtype=torch.float32) for name, value in scales.items()},
+            "k_pool": self.codes(pools_held[0]),
+            "v_pool": self.codes(pools_held[1]),
+        }
+        self.wanted_pools = {"k_pool": self.codes(k_pool), "v_pool": self.codes(v_pool)}
+
+    def codes(self, numbers: Any) -> Any:
+        """A pool as the kernels have it."""
+        if self.kv == "fp8":
+            return torch.from_numpy(numbers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+        return torch.from_numpy(numbers.astype(np.int8 if self.kv == "int8" else np.float16))
+
+    def run(self, op: PluginOp) -> None:
+        """Launch a node's kernel; what it gives is NaN before."""
+        attributes = {name: kind(self.attributes[name]) for name, kind in op.attributes.items()}
+        layer = Layer("fp16", self.kv, BLOCK, attributes, 80)  # type: ignore[arg-type]
+        shapes = {name: tuple(self.tensors[name].shape) for name in op.inputs}
+        for name, shape in op.shapes(attributes, shapes).items():
+            dtype = self.tensors[op.like[name]].dtype if name in op.like else torch.float32
+            self.tensors[name] = torch.full(shape, torch.nan, dtype=dtype)
+        kernel, made = op.kernel(layer), op.launch(layer, shapes)
+        order = [name for name in op.order(kernel, made.numbers) if name is not None]
+        assert sorted(order) == sorted(kernel.signature), "TensorRT would pass something else"
+        pointers = {name: self.tensors[name] for name in order if name not in made.numbers}
+        launch(kernel, made.grid, {**pointers, **made.numbers})
+
+
+@pytest.mark.parametrize(
+    ("kv", "window", "softcap"),
+    [("same", 0, 0.0), ("same", 150, 0.0), ("same", 0, 5.0), ("fp8", 20, 5.0), ("int8", 0, 0.0)],
+)
+def test_the_chain_is_the_op(kv: str, window: int, softcap: float) -> None:
+    problem = Problem(kv, window, softcap)
+    problem.run(plugin_ops.KV_WRITE)
+    for name, pool in problem.wanted_pools.items():
+        assert torch.equal(problem.tensors[name], pool), name
+    first, end = np.cumsum([0, *(n for n, _ in LENGTHS)])[[0, -1]]
+    assert first == 0 and end == len(problem.wanted)
+    for op in (plugin_ops.DECODE, plugin_ops.COMBINE, plugin_ops.PREFILL):
+        problem.run(op)
+    out = problem.tensors["out"].numpy().astype(np.float64)
+    # float16 output: 2^-11 of a value; weights and quantized values are float16 in the products as well.
+    np.testing.assert_allclose(out, problem.wanted, atol=3e-3 * max(1.0, np.abs(problem.wanted).max()))
+
+
+def test_each_node_leaves_the_others_rows_alone() -> None:
+    problem = Problem("same", 0, 0.0)
+    few, whole = np.zeros(26, bool), np.zeros(26, bool)
+    starts = np.cumsum([0, *(n for n, _ in LENGTHS)])
+    for b, (n, held) in enumerate(LENGTHS):
+        few[starts[b] : starts[b + 1]] = n <= 2
+        whole[starts[b] : starts[b + 1]] = n <= 2 and held <= 128
+    for op, written in (
+        (plugin_ops.DECODE, whole),
+        (plugin_ops.COMBINE, few),
+        (plugin_ops.PREFILL, few | True),
+    ):
+        problem.run(op)
+        done = ~torch.isnan(problem.tensors["out"]).any(dim=1).numpy()
+        np.testing.assert_array_equal(done, written)
+
+
+def test_names_are_the_graphs() -> None:
+    ops = {op.name: op for op in plugin_ops.OPS}
+    assert tuple(ops) == contract.PLUGINS
+    assert (plugin_ops.NAMESPACE, plugin_ops.VERSION) == (contract.NAMESPACE, contract.VERSION)
