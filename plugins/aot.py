@@ -35,6 +35,7 @@ ALL_SMS = (75, 80, 86, 89, 90, 100, 103, 120, 121)
 
 WORKER_MODULE = f"{__package__}.compile_worker"
 _MIN_VERSION = (3, 6)
+_END_S = 10.0  # what a worker without input may take to end
 _EXTRA = "pip install 'plansmith[kernels]' (triton, 286 MB, no GPU needed)"
 
 Progress = Callable[[str, int, int, int], None]
@@ -49,7 +50,7 @@ class CompiledKernel:
     cubin : runs where runtime/executors/kernel_bundle.py says; the same bytes for the same sources, on any machine
     ptx : where its target has an "a" (from sm90 on), it is for that capability alone as well
     shared_bytes : shared memory that a launch asks for, per program
-    seconds : of the compilation
+    seconds : CPU time of the compilation, assembler included
     """
 
     kernel: Kernel
@@ -186,7 +187,14 @@ class _Worker:
         return answer
 
     def _death(self, kernel: Kernel, sm: int) -> Error:
-        code = self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # one that gave no answer and lives would wait for more
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
         what = f"the compiler of kernel {kernel.name} for sm{sm}"
         if code == -signal.SIGKILL:

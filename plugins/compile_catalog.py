@@ -76,7 +76,7 @@ def _progress(name: str, sm: int, done: int, total: int) -> None:
 def make_report(compiled: Sequence[CompiledKernel], version: str, seconds: float) -> dict[str, Any]:
     """Return what is reported, as JSON values: a row for each kernel and SM.
 
-    seconds : of all compilations together, side by side; each row has its own
+    seconds : of all compilations together, side by side; a row has its CPU time
     """
     rows = [
         {
@@ -97,7 +97,7 @@ def make_report(compiled: Sequence[CompiledKernel], version: str, seconds: float
 def as_text(report: dict[str, Any]) -> str:
     """Return the report as a table; shared memory is what a launch asks for and the static part together."""
     width = max([len(row["name"]) for row in report["kernels"]], default=6)
-    lines = [f"{'kernel':{width}}   SM  registers  shared B  stack B  spills B  seconds"]
+    lines = [f"{'kernel':{width}}   SM  registers  shared B  stack B  spills B    CPU s"]
     lines += [
         f"{row['name']:{width}}  {row['sm']:3}  {row['registers']:9}  "
         f"{row['shared_bytes'] + row['static_shared_bytes']:8}  {row['stack_bytes']:7}  "

@@ -18,7 +18,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import time
 from typing import Any
 
 from ..runtime.executors.kernel_bundle import EXTRA_POINTERS
@@ -41,12 +40,17 @@ def main() -> None:
 
 
 def _answer(kernel: Kernel, sm: int) -> dict[str, Any]:
-    start = time.monotonic()
+    start = _cpu_seconds()
     try:
         result = _compile(kernel, sm)
     except Exception as error:
         return {"error": _reason(error), "log": str(error).splitlines()}
-    return {**result, "seconds": time.monotonic() - start}
+    return {**result, "seconds": _cpu_seconds() - start}
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of the assemblers that it ran."""
+    return sum(os.times()[:4])
 
 
 def _compile(kernel: Kernel, sm: int) -> dict[str, Any]:

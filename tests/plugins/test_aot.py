@@ -1,0 +1,260 @@
+"""Kernels compiled ahead of time, really, in processes of their own: this one has triton as an interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from plansmith.plugins import aot, compile_catalog
+from plansmith.plugins.catalog import catalog
+from plansmith.plugins.kernel import Kernel
+from plansmith.plugins.resources import Resources
+from plansmith.runtime.errors import BuildError, OutOfMemoryError, UnsupportedError
+
+pytest.importorskip("triton")
+
+EVERY = {kernel.name: kernel for kernel in catalog(80)}
+COMBINE = EVERY["attention_combine_bf16_same_d128"]  # small; bf16 begins with sm80
+LOGPROBS = EVERY["sampling_logprobs"]
+SMS = (75, 90)
+
+
+@pytest.fixture
+def scratch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return the folder of temporary files; it must be empty when a test has ended."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[aot.CompiledKernel]:
+    return aot.compile_kernels([COMBINE, LOGPROBS], SMS)
+
+
+def test_each_kernel_for_each_sm_that_it_runs_on(compiled: list[aot.CompiledKernel]) -> None:
+    assert [(one.kernel.name, one.sm) for one in compiled] == [
+        (COMBINE.name, 90),
+        (LOGPROBS.name, 75),
+        (LOGPROBS.name, 90),
+    ]
+    for one in compiled:
+        assert one.cubin[:4] == b"\x7fELF" and one.symbol.encode() in one.cubin
+        assert f".target sm_{one.sm}" in one.ptx and f".entry {one.symbol}(" in one.ptx
+        assert one.num_warps == one.kernel.num_warps
+        assert 16 <= one.resources.registers <= 255 and not one.resources.spills
+        assert 0 <= one.shared_bytes <= 64 << 10
+        entry = re.search(r"\.entry \w+\(([^)]*)\)", one.ptx)
+        assert entry is not None and entry[1].count(".param") == len(one.kernel.signature) + 2
+    assert "fma" not in next(one.ptx for one in compiled if one.kernel is LOGPROBS)  # fp_fusion is off
+
+
+def test_the_same_bytes_wherever_it_is_compiled(
+    compiled: list[aot.CompiledKernel], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("TRITON_INTERPRET", "DISABLE_PTXAS_OPT", "TRITON_DEBUG", "USE_IR_LOC"):
+        monkeypatch.setenv(name, "1")
+    again = aot.compile_kernels([COMBINE, LOGPROBS], SMS, jobs=1)
+    assert [(one.cubin, one.ptx, one.resources) for one in again] == [
+        (one.cubin, one.ptx, one.resources) for one in compiled
+    ]
+    places = [pathlib.Path(aot.__file__).parents[2], sys.prefix, tempfile.gettempdir(), pathlib.Path.home()]
+    for one in compiled:
+        for place in map(str, places):
+            assert place not in one.ptx and place.encode() not in one.cubin
+        assert ".file" not in one.ptx and ".loc" not in one.ptx
+
+
+def test_progress_counts_all(scratch: pathlib.Path) -> None:
+    told: list[tuple[str, int, int, int]] = []
+    aot.compile_kernels([LOGPROBS], [80], progress=lambda *step: told.append(step))
+    assert told == [("sampling_logprobs", 80, 1, 1)]
+
+
+def test_a_kept_result_is_not_compiled_again(tmp_path: pathlib.Path, scratch: pathlib.Path) -> None:
+    first = aot.compile_kernels([LOGPROBS], [80], cache_dir=tmp_path / "cache")
+    assert aot.compile_kernels([LOGPROBS], [80], cache_dir=tmp_path / "cache", python="/none") == first
+    other = dataclasses.replace(LOGPROBS, num_warps=4)
+    with pytest.raises(FileNotFoundError):
+        aot.compile_kernels([other], [80], cache_dir=tmp_path / "cache", python="/none")
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    with pytest.raises(FileNotFoundError):
+        aot.compile_kernels([LOGPROBS], [80], cache_dir=tmp_path / "cache", python="/none")
+
+
+def without(kernel: Kernel, name: str) -> Kernel:
+    return dataclasses.replace(
+        kernel, signature={key: value for key, value in kernel.signature.items() if key != name}
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (dataclasses.replace(LOGPROBS, constants={**LOGPROBS.constants, "BLOCK": 3}), "range must be a power of 2"),
+        (without(LOGPROBS, "rows"), r"takes \(logits, rows, .*described are \(logits, raw_block_best"),
+        (
+            dataclasses.replace(LOGPROBS, signature=dict(reversed(LOGPROBS.signature.items()))),
+            r"takes \(logits, .*described are \(vocab_size",
+        ),
+        (dataclasses.replace(LOGPROBS, function="sampling.logprobs:none"), "has no attribute 'none'"),
+        (dataclasses.replace(LOGPROBS, function="nowhere.kernels:x"), "No module named"),
+    ],
+)  # fmt: skip
+def test_a_kernel_that_does_not_compile(kernel: Kernel, words: str, scratch: pathlib.Path) -> None:
+    with pytest.raises(
+        BuildError, match=f"^the kernel {kernel.name} does not compile for sm80: .*{words}"
+    ) as e:
+        aot.compile_kernels([kernel, LOGPROBS], [80, 90])
+    assert any(re.search(words, line) for line in e.value.log_lines)
+
+
+def script(path: pathlib.Path, body: str) -> str:
+    """Return an interpreter that does something else."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        ("read line; kill -9 $$", OutOfMemoryError, "of kernel sampling_logprobs for sm80 was killed, most likely"),
+        ("read line; kill -11 $$", BuildError, "was ended by SIGSEGV: no output"),
+        ("read line; echo why >&2; exit 3", BuildError, "ended with exit code 3: why"),
+        ("exec >&-; read line; read line", BuildError, "ended with exit code 1"),
+    ],
+)  # fmt: skip
+def test_a_compiler_that_ends(
+    tmp_path: pathlib.Path, scratch: pathlib.Path, body: str, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        aot.compile_kernels([LOGPROBS], [80], python=script(tmp_path / "python", body))
+
+
+def test_an_interrupt_leaves_no_process(scratch: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    kernels = [dataclasses.replace(LOGPROBS, name=f"copy_{n}") for n in range(8)]
+    with pytest.raises(KeyboardInterrupt):
+        aot.compile_kernels(kernels, [80], jobs=2, progress=interrupt)
+    assert len(started) == 2 and all(process.returncode is not None for process in started)
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(UnsupportedError, match=r"not installed; run: pip install 'plansmith\[kernels\]'"):
+        aot.compile_kernels([LOGPROBS], [80])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.5.1")
+    with pytest.raises(UnsupportedError, match=r"triton is 3.5.1, at least 3.6 is needed"):
+        aot.compile_kernels([LOGPROBS], [80])
+
+
+def test_the_caller_needs_neither_triton_nor_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = sys.modules["triton"] = None
+from plansmith.plugins import aot
+from plansmith.plugins.catalog import catalog
+(one,) = aot.compile_kernels([k for k in catalog(80, "sampling") if k.name == "sampling_logprobs"], [80])
+print(one.symbol)
+"""
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stdout == "logprobs\n", done.stderr
+
+
+def fake(spilled_sm: int = 0) -> Any:
+    """Return a compiler of nothing, whose kernels spill on one SM."""
+
+    def compile_tasks(tasks: Sequence[tuple[Kernel, int]], *_: Any, **__: Any) -> list[aot.CompiledKernel]:
+        return [
+            aot.CompiledKernel(
+                kernel, sm, "f", b"cubin", "ptx", 512, 4, Resources(40, 8, 4 * (sm == spilled_sm), 0, 0, 1024), 0.25
+            )
+            for kernel, sm in tasks
+        ]  # fmt: skip
+
+    return compile_tasks
+
+
+def test_the_report(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compile_catalog, "compile_tasks", fake())
+    assert compile_catalog.main(["--output", str(tmp_path / "k"), "--sm", "75,sm90", "--op", "sampling"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^sampling_scan +75 +40 +1536 +8 +0 +0.25$", out, re.M)
+    count = len(catalog(75, "sampling"))
+    assert f"{2 * count} kernels in" in out and "none of them spill" in out
+    assert (tmp_path / "k/sampling/sampling_scan.sm90.cubin").read_bytes() == b"cubin"
+    assert (tmp_path / "k/sampling/sampling_scan.sm75.ptx").read_text() == "ptx"
+    report = json.loads((tmp_path / "k/resources.json").read_text())
+    assert {(row["op"], row["sm"]) for row in report["kernels"]} == {("sampling", 75), ("sampling", 90)}
+    assert compile_catalog.main(["--output", str(tmp_path / "k"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["kernels"]
+    assert {row["sm"] for row in rows} == set(aot.ALL_SMS)
+    turing = {row["name"] for row in rows if row["sm"] == 75}
+    assert "attention_combine_fp16_same_d128" in turing and COMBINE.name not in turing
+
+
+@pytest.mark.parametrize(("sm", "code"), [(80, 1), (90, 1), (75, 0), (120, 0)])
+def test_spills_where_kernels_are_tuned_are_an_error(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sm: int,
+    code: int,
+) -> None:
+    monkeypatch.setattr(compile_catalog, "compile_tasks", fake(sm))
+    assert compile_catalog.main(["--output", str(tmp_path), "--op", "sampling"]) == code
+    assert (f"error: sampling_scan spills registers on sm{sm}" in capsys.readouterr().err) is (code == 1)
+
+
+def test_a_compile_error_is_the_programs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise BuildError("the kernel x does not compile for sm80: why", ["line 1", "why"])
+
+    monkeypatch.setattr(compile_catalog, "compile_tasks", failing)
+    assert compile_catalog.main(["--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "line 1\nwhy\nerror: the kernel x does not compile for sm80: why\n"
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--sm", "70"], ["--sm", ""], ["--op", "nothing"], ["--jobs", "0"], ["--jobs", "x"]]
+)
+def test_wrong_options(wrong: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        compile_catalog.main(["--output", str(tmp_path), *wrong])
+    assert wrong[0] in capsys.readouterr().err
