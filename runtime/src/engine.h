@@ -142,7 +142,7 @@ class Engine {
   int32_t DrawToken(Request* request, const Rows& row, int32_t row_idx);
   void PublishBlocks(Request* request, bool with_tail);
   void EmitContext(Request* request, const float* row);
-  void AttachLogits(const float* row, psm_event* event) const;
+  float* CopyLogits(const float* row) const;
   void EmitToken(Request* request, const Sample& sample, const float* row);
   bool MakeRoomForBeams(const Request& request);
   void EmitBeams(Request* request, int32_t reason);

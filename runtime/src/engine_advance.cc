@@ -10,12 +10,16 @@
 namespace plansmith {
 namespace {
 
+void Address(const Request& request, int32_t kind, psm_event* event) {
+  event->kind = kind;
+  event->request_id = request.group->id;
+  event->client_id = request.client_id;
+  event->sequence_idx = request.sequence_idx;
+}
+
 psm_event EventOf(const Request& request, int32_t kind) {
   psm_event event{};
-  event.kind = kind;
-  event.request_id = request.group->id;
-  event.client_id = request.client_id;
-  event.sequence_idx = request.sequence_idx;
+  Address(request, kind, &event);
   return event;
 }
 
@@ -155,37 +159,40 @@ void Engine::EmitContext(Request* request, const float* row) {
   sampler_.RowLogProbs(row, *request, has_logprobs ? event.token_id : -1,
                        std::max(0, request->num_prompt_logprobs), &sample);
   if (has_logprobs) CopyTop(sample, &event);
-  if (request->return_context_logits) AttachLogits(row, &event);
+  if (request->return_context_logits) event.logits = CopyLogits(row);
   new_events_.push_back(event);
   ++request->num_context_rows;
 }
 
-void Engine::AttachLogits(const float* row, psm_event* event) const {
+// For an event, whose taker frees it.
+float* Engine::CopyLogits(const float* row) const {
   const size_t vocab_size = static_cast<size_t>(config_.info.vocab_size);
-  event->logits = new (std::nothrow) float[vocab_size];
-  if (event->logits == nullptr) {
+  float* logits = new (std::nothrow) float[vocab_size];
+  if (logits == nullptr) {
     throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
                       Format("the host has no memory for %zu logits; ask for fewer or poll more "
                              "often",
                              vocab_size));
   }
-  std::copy_n(row, vocab_size, event->logits);
+  std::copy_n(row, vocab_size, logits);
+  return logits;
 }
 
 void Engine::EmitToken(Request* request, const Sample& sample, const float* row) {
   const int64_t now_ns = config_.NowNs();
   if (request->stats.first_token_time_ns == 0) request->stats.first_token_time_ns = now_ns;
   request->stats.last_token_time_ns = now_ns;
-  psm_event event = EventOf(*request, PSM_EVENT_TOKEN);
+  float* logits = request->return_generation_logits ? CopyLogits(row) : nullptr;
+  psm_event& event = new_events_.emplace_back();  // in place: it is large, and there are many
+  Address(*request, PSM_EVENT_TOKEN, &event);
   event.token_id = sample.token;
   event.output_idx = request->num_output();
+  event.logits = logits;
   if (request->params.num_logprobs > 0) {
     request->cum_logprob += static_cast<double>(sample.logprob);
     event.cum_logprob = static_cast<float>(request->cum_logprob);
     CopyTop(sample, &event);
   }
-  if (request->return_generation_logits) AttachLogits(row, &event);
-  new_events_.push_back(event);
   request->PushToken(sample.token);
   stats_.AddToken();
 }
