@@ -39,7 +39,7 @@ class RtxEngine:
     @property
     def draft_plan_bytes(self) -> bytes:
         """The draft's plan file."""
-        return next((self.path / "draft").rglob(f"{TARGET}/model.plan")).read_bytes()
+        return (self.path / "targets" / TARGET / "draft" / "model.plan").read_bytes()
 
     def plan(self, **options: Any) -> Plan:
         """Return what the plan file holds; options : see rtx_plan."""

@@ -1,7 +1,8 @@
-"""A machine with a GPU for whoever opens an engine: the doubles of the driver and of TensorRT in the real ones' place."""
+"""A machine with a GPU, for whoever opens an engine: the doubles of the driver and of TensorRT."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from fake_engines import TARGET, RtxEngine
 from fake_tensorrt import FakeTensorRt
 from plansmith.plugins.kernel import Kernel
 from plansmith.plugins.sampling import spec as sampling
+from plansmith.runtime import opening
 from plansmith.runtime.engine import Engine
 from plansmith.runtime.executors import cuda as cuda_door
 from plansmith.runtime.executors import kernel_bundle
@@ -29,9 +31,16 @@ class Machine:
     """A GPU, its driver and TensorRT-RTX, found by whatever opens an engine while `installed`."""
 
     def __init__(
-        self, *engines: RtxEngine, is_rtx: bool = True, plan_options: Any = None, **gpu: Any
+        self,
+        *engines: RtxEngine,
+        is_rtx: bool = True,
+        device_sampling: bool = False,
+        plan_options: Any = None,
+        **gpu: Any,
     ) -> None:
+        """Make it; device_sampling : the interpreter takes 50 ms a kernel, so only tests of that ask for it."""
         self.cuda = FakeCuda(**gpu)
+        self.device_sampling = device_sampling
         self.trt = FakeTensorRt(self.cuda, is_rtx=is_rtx)
         for engine in engines:
             self.know(engine, **(plan_options or {}))
@@ -56,7 +65,12 @@ class Machine:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cuda_door, "load_bindings", lambda: self.cuda)
             patch.setattr(trt_door, "load_library", lambda name: trt_door.Library(self.trt, name))
+            patch.setattr(opening, "open_tensorrt", self._open)
             yield self
+
+    def _open(self, manifest: Any, target: str, options: Any, **more: Any) -> TensorRtExecutor:
+        options = dataclasses.replace(options, device_sampling=self.device_sampling)
+        return gpu_opening.open_tensorrt(manifest, target, options, **more)
 
     def engine(self, path: Path, *, target: str = TARGET, **options: Any) -> Engine:
         """Open an engine on this machine."""

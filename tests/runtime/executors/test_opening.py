@@ -6,14 +6,18 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 from fake_engines import RtxEngine
 from fake_machine import Machine
+from plansmith.builder.batch import StepBatch
 from plansmith.runtime.batch import ModelInfo
 from plansmith.runtime.engine import Engine
 from plansmith.runtime.errors import (
+    CudaError,
     EngineFileError,
+    Error,
     InvalidArgumentError,
     OutOfMemoryError,
     ShutdownError,
@@ -227,3 +231,46 @@ def test_options_that_do_not_apply(installed: World) -> None:
         Engine.open(installed.path, TARGET, cuda_graphs="on")
     with pytest.raises(InvalidArgumentError, match="kv_cache_free_gpu_mem_fraction"):
         Engine.open(installed.path, TARGET, kv_cache_free_gpu_mem_fraction=1.5)
+
+
+def test_whatever_call_fails_nothing_is_left(rtx_engine: Any) -> None:
+    engine = rtx_engine()
+    world = World(engine)
+    world.open().close()
+    names = list(world.cuda.calls.names)
+    opened = 0
+    for nth, name in enumerate(names, 1):
+        world.cuda.calls.fail(None, nth)
+        try:
+            executor = world.open()
+        except Error as error:
+            assert str(error), name
+        else:
+            opened += 1
+            executor.close()
+        world.cuda.calls._failures.clear()
+        assert world.problems() == [], (nth, name)
+    # Calls that only release something, and the compiled kernels' cache, may fail unseen.
+    assert opened < len(names) / 2
+
+
+def test_a_step_after_the_context_is_lost_says_so(world: World) -> None:
+    executor = world.open()
+    executor.open(8)
+    world.cuda.calls.fail("cuMemcpyHtoDAsync", 1, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    step = StepBatch(
+        input_ids=np.array([3], np.int32),
+        position_ids=np.zeros(1, np.int32),
+        query_lens=np.ones(1, np.int32),
+        kv_lens=np.ones(1, np.int32),
+        cu_query_lens=np.array([0, 1], np.int32),
+        block_table=np.zeros((1, 1), np.int32),
+        logits_rows=np.zeros(1, np.int32),
+    )
+    with pytest.raises(
+        CudaError, match=r"cuMemcpyHtoDAsync failed: CUDA_ERROR_ILLEGAL_ADDRESS.*restart the process"
+    ):
+        executor.launch(step)  # type: ignore[arg-type]
+    with pytest.raises(CudaError, match="does nothing any more: cuMemcpyHtoDAsync failed"):
+        executor.launch(step)  # type: ignore[arg-type]
+    executor.close()
