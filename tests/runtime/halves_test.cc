@@ -380,49 +380,94 @@ void TestCallsBetweenTheHalves() {
   CHECK(bench.NumTokens(context.submitted) == 20);
 }
 
-// While a step waits in collect, the events of the one before it can be polled: a client that waits
-// for them before it lets the device go on is not held up.
-void TestEventsComeWhileTheDeviceWorks() {
-  struct Device {
-    HalvesExecutor* halves;
-    psm_executor inner;
-    std::atomic<int32_t> num_seen{0};
-    int32_t num_steps = 0;
-  } device;
+// Waits, in the middle of what it does, until the tokens of all steps before have been seen.
+struct WaitingDevice {
+  WaitingDevice() {
+    fake_executor_init(&fake);
+    fake.info.max_adapters = 1, fake.info.max_adapter_rank = 8;
+    inner = HalvesExecutor::Table(new HalvesExecutor(fake_executor_table(&fake)));
+  }
+  ~WaitingDevice() { fake_executor_free(&fake); }
+
+  psm_executor Table() {
+    psm_executor table = inner;
+    table.self = this;
+    table.describe = [](void* s, psm_model_info* i) {
+      return At(s)->inner.describe(At(s)->inner.self, i);
+    };
+    table.open = [](void* s, int32_t n) { return At(s)->inner.open(At(s)->inner.self, n); };
+    table.launch = [](void* s, const psm_batch* b) {
+      return At(s)->inner.launch(At(s)->inner.self, b);
+    };
+    table.collect = [](void* s, const psm_step_sampling* sampling, psm_row_sample* samples,
+                       const float** logits) {
+      if (At(s)->waits_in_collect) At(s)->Wait();
+      ++At(s)->num_steps;
+      return At(s)->inner.collect(At(s)->inner.self, sampling, samples, logits);
+    };
+    table.load_adapter = [](void* s, int32_t, const psm_lora_module*, size_t) -> psm_status {
+      At(s)->Wait();
+      return PSM_OK;
+    };
+    table.unload_adapter = [](void*, int32_t) -> psm_status { return PSM_OK; };
+    table.close = [](void* s) { At(s)->inner.close(At(s)->inner.self); };
+    table.copy_blocks = nullptr;
+    table.last_error = nullptr;
+    return table;
+  }
+
   fake_executor fake;
-  fake_executor_init(&fake);
-  device.inner = HalvesExecutor::Table(new HalvesExecutor(fake_executor_table(&fake)));
-  psm_executor table = device.inner;
-  table.self = &device;
-  table.describe = [](void* s, psm_model_info* i) {
-    Device* d = static_cast<Device*>(s);
-    return d->inner.describe(d->inner.self, i);
-  };
-  table.open = [](void* s, int32_t n) {
-    Device* d = static_cast<Device*>(s);
-    return d->inner.open(d->inner.self, n);
-  };
-  table.launch = [](void* s, const psm_batch* b) {
-    Device* d = static_cast<Device*>(s);
-    return d->inner.launch(d->inner.self, b);
-  };
-  table.collect = [](void* s, const psm_step_sampling* sampling, psm_row_sample* samples,
-                     const float** logits) {
-    Device* d = static_cast<Device*>(s);
+  psm_executor inner;
+  bool waits_in_collect = true;
+  std::atomic<int32_t> num_seen{0}, num_steps{0};
+
+ private:
+  static WaitingDevice* At(void* self) { return static_cast<WaitingDevice*>(self); }
+  void Wait() {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (d->num_seen < d->num_steps) {
+    while (num_seen < num_steps) {
       CHECK(std::chrono::steady_clock::now() < deadline);
       std::this_thread::yield();
     }
-    ++d->num_steps;
-    return d->inner.collect(d->inner.self, sampling, samples, logits);
-  };
-  table.close = [](void* s) {
-    Device* d = static_cast<Device*>(s);
-    d->inner.close(d->inner.self);
-  };
-  table.copy_blocks = nullptr;
-  table.last_error = nullptr;
+  }
+};
+
+// An adapter that is being loaded holds the engine up, but not the events of the step before.
+void TestEventsComeBeforeAnAdapterIsLoaded() {
+  WaitingDevice device;
+  device.waits_in_collect = false;
+  const psm_executor table = device.Table();
+  psm_engine* engine;
+  CHECK_OK(psm_engine_create(&table, nullptr, &engine));
+  Ask ask;
+  ask.request.max_tokens = 100;
+  uint64_t request_id;
+  CHECK_OK(psm_engine_submit(engine, &ask.Get(), &request_id));
+  std::thread loader([&] {
+    const float zeros[64] = {};
+    const psm_lora_module module = {0, PSM_LORA_ATTN_Q, 1, 8, 8, 1.0f, zeros, zeros};
+    for (int i = 0; i < 20; ++i) {
+      CHECK_OK(psm_engine_load_adapter(engine, 1, &module, 1));
+      CHECK_OK(psm_engine_unload_adapter(engine, 1));
+    }
+  });
+  for (bool done = false; !done;) {
+    psm_event event;
+    size_t n;
+    CHECK_OK(psm_engine_poll(engine, &event, 1, 30000, &n));
+    CHECK(n == 1);
+    if (event.kind == PSM_EVENT_TOKEN) ++device.num_seen;
+    done = event.kind == PSM_EVENT_FINISHED;
+  }
+  loader.join();
+  psm_engine_destroy(engine);
+}
+
+// While a step waits in collect, the events of the one before it can be polled: a client that waits
+// for them before it lets the device go on is not held up.
+void TestEventsComeWhileTheDeviceWorks() {
+  WaitingDevice device;
+  const psm_executor table = device.Table();
   psm_engine* engine;
   CHECK_OK(psm_engine_create(&table, nullptr, &engine));
   Ask ask;
@@ -451,7 +496,6 @@ void TestEventsComeWhileTheDeviceWorks() {
     }
   }
   psm_engine_destroy(engine);
-  fake_executor_free(&fake);
 }
 
 // A shutdown while the device works waits for the step, and everybody gets an end.
@@ -600,6 +644,7 @@ int main() {
   TestWrongDraws();
   TestCallsBetweenTheHalves();
   TestEventsComeWhileTheDeviceWorks();
+  TestEventsComeBeforeAnAdapterIsLoaded();
   TestShutdownBetweenTheHalves();
   TestTimes();
   TestTables();
