@@ -20,10 +20,10 @@ namespace {
 
 #define END(field) PSM_FIELD_END(psm_model_info, field)
 const FieldEnds kModelInfoEnds = {
-    END(vocab_size),       END(num_layers),        END(num_heads),       END(num_kv_heads),
-    END(head_dim),         END(max_batch_size),    END(max_num_tokens),  END(max_input_len),
-    END(max_seq_len),      END(tokens_per_block),  END(max_logits_rows), END(max_adapters),
-    END(max_adapter_rank), END(samples_rows),      END(kv_bytes_per_block)};
+    END(vocab_size),       END(num_layers),       END(num_heads),         END(num_kv_heads),
+    END(head_dim),         END(max_batch_size),   END(max_num_tokens),    END(max_input_len),
+    END(max_seq_len),      END(tokens_per_block), END(max_logits_rows),   END(max_adapters),
+    END(max_adapter_rank), END(samples_rows),     END(kv_bytes_per_block)};
 #undef END
 #define END(field) PSM_FIELD_END(psm_engine_stats, field)
 const FieldEnds kEngineStatsEnds = {END(iter), END(schedule_time_ns), END(copy_time_ns)};

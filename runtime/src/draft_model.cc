@@ -47,8 +47,8 @@ DraftModel::DraftModel(const EngineConfig& config, KvCache* kv, Sampler* sampler
       claims_(static_cast<size_t>(kv->num_blocks())) {
   ranges_.reserve(static_cast<size_t>(config.draft_info.max_batch_size));
   if (config.draft_info.samples_rows != 0) {
-    sampling_ = std::make_unique<SamplingRows>(config.info.vocab_size,
-                                               config.draft_info.max_batch_size);
+    sampling_ =
+        std::make_unique<SamplingRows>(config.info.vocab_size, config.draft_info.max_batch_size);
   }
 }
 
@@ -140,16 +140,17 @@ bool DraftModel::RunRound() {
 
 bool DraftModel::Step(Rows* rows) {
   const psm_batch& batch = batch_.Build(ranges_, kv_->tokens_per_block());
-  const StepOutcome outcome =
-      RunStep(config_.draft, batch, config_.info.vocab_size,
-              [&] { return batch.num_logits_rows == 0 ? nullptr : DescribeRows(); });
+  const StepOutcome outcome = RunStep(config_.draft, batch, config_.info.vocab_size, [&] {
+    return batch.num_logits_rows == 0 ? nullptr : DescribeRows();
+  });
   *rows = outcome.rows;
   if (outcome.status != PSM_OK) return false;
   return batch.num_logits_rows == 0 || rows->samples != nullptr || rows->logits != nullptr;
 }
 
 // How the round's rows are to be drawn, while the device computes them; NULL = from their logits.
-// What a request wants of the target's logits does not matter here, but beams are never drafted for.
+// What a request wants of the target's logits does not matter here, but beams are never drafted
+// for.
 SamplingRows* DraftModel::DescribeRows() {
   if (sampling_ == nullptr) return nullptr;
   const auto has_row = [](const DraftRange& r) { return r.end == r.request->num_tokens(); };

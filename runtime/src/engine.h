@@ -192,7 +192,7 @@ class Engine {
   std::vector<LiveRequest*> taken_cancels_;
   std::vector<Request*> retired_;
   std::vector<LiveRequest> dead_;
-  int32_t num_ended_requests_ = 0;  // in this step
+  int32_t num_ended_requests_ = 0;   // in this step
   int32_t num_waiting_of_step_ = 0;  // num_waiting_ when it was last set
   std::vector<psm_event> new_events_;
   Unpublished pending_;

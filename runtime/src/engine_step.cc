@@ -244,12 +244,10 @@ bool Engine::RunCopies(std::string* error) {
   return error->empty();
 }
 
-bool Engine::Execute(const StepPlan& plan, const psm_batch& batch, Rows* rows,
-                     std::string* error) {
+bool Engine::Execute(const StepPlan& plan, const psm_batch& batch, Rows* rows, std::string* error) {
   const int64_t begin_ns = config_.NowNs(), machine_begin_ns = NowNs();
-  const StepOutcome outcome =
-      RunStep(config_.executor, batch, config_.info.vocab_size,
-              [&] { return WhileDeviceWorks(plan, batch); });
+  const StepOutcome outcome = RunStep(config_.executor, batch, config_.info.vocab_size,
+                                      [&] { return WhileDeviceWorks(plan, batch); });
   *rows = outcome.rows;
   const int64_t took_ns = config_.NowNs() - begin_ns;
   stats_.AddExecutorTime(took_ns, NowNs() - machine_begin_ns);
@@ -257,8 +255,8 @@ bool Engine::Execute(const StepPlan& plan, const psm_batch& batch, Rows* rows,
     *error = "the executor threw an exception; it must return a status instead";
   } else if (outcome.status != PSM_OK) {
     *error = Format("the executor failed in step %llu: %s: %s",
-                    static_cast<unsigned long long>(stats_.iter()),
-                    psm_status_name(outcome.status), ExecutorText(config_.executor).c_str());
+                    static_cast<unsigned long long>(stats_.iter()), psm_status_name(outcome.status),
+                    ExecutorText(config_.executor).c_str());
   } else if (batch.num_logits_rows > 0 && rows->samples == nullptr && rows->logits == nullptr) {
     *error = Format("the executor gave NULL for %d rows of logits", batch.num_logits_rows);
   }
@@ -315,8 +313,8 @@ void Engine::PublishQueued() {
       static_cast<int32_t>(inbox_.size()) + scheduler_.num_queued();
 }
 
-// Forget the requests of the step that have ended; with mutex_ held. What they own goes away later, outside the
-// lock: a guide's close may be anything.
+// Forget the requests of the step that have ended; with mutex_ held. What they own goes away later,
+// outside the lock: a guide's close may be anything.
 void Engine::BuryRetired() {
   const auto has_ended = [](const LiveRequest* live) {
     return live->sequences.front()->group->num_live == 0;
@@ -376,8 +374,8 @@ void Engine::PublishPending() {
   dead_.clear();  // last: a guide's close may take its time
 }
 
-// Whether the engine's thread has another step to run at once, whose launch what is pending can wait
-// for.
+// Whether the engine's thread has another step to run at once, whose launch what is pending can
+// wait for.
 bool Engine::GoesOn() {
   std::lock_guard<std::mutex> lock(mutex_);
   return !stopping_ && num_between_steps_ == 0 && num_live_ > pending_.retired.size();

@@ -24,9 +24,9 @@ inline bool AnyEqual(const int32_t* x, int32_t token) {
 
 }  // namespace repeat_ngram
 
-// Calls visit(token) for each token that followed an earlier occurrence of the last n - 1 tokens, so
-// that without them no n-gram comes twice: transformers' rule. n = 1: every token there is; 0: none.
-// A token may come more than once. O(tokens), one pass.
+// Calls visit(token) for each token that followed an earlier occurrence of the last n - 1 tokens,
+// so that without them no n-gram comes twice: transformers' rule. n = 1: every token there is; 0:
+// none. A token may come more than once. O(tokens), one pass.
 template <typename Visit>
 void ForEachRepeatingToken(const std::vector<int32_t>& tokens, int32_t n, Visit&& visit) {
   const size_t prefix = static_cast<size_t>(std::max(n, 1)) - 1;

@@ -65,9 +65,9 @@ void SamplingRows::Clear() {
 
 void SamplingRows::Add(Request* request, const uint32_t* mask, bool with_logprobs) {
   if (static_cast<size_t>(sampling_.num_rows) == rows_.size()) {
-    throw StatusError(PSM_ERROR_INTERNAL,
-                      Format("a step with more than %zu rows to draw; please report it",
-                             rows_.size()));
+    throw StatusError(
+        PSM_ERROR_INTERNAL,
+        Format("a step with more than %zu rows to draw; please report it", rows_.size()));
   }
   const SamplingParams& p = request->params;
   psm_sampling_row row{};
@@ -117,7 +117,8 @@ void SamplingRows::AddEdits(Request* request) {
     if (entry != nullptr && entry->token == id) {
       edit.factor = p.repetition_penalty;
       if (entry->num_output > 0) {
-        edit.minus = p.presence_penalty + p.frequency_penalty * static_cast<float>(entry->num_output);
+        edit.minus =
+            p.presence_penalty + p.frequency_penalty * static_cast<float>(entry->num_output);
       }
       changes = repetition || entry->num_output > 0;
       ++penalty;
@@ -164,8 +165,8 @@ void TakeSample(const psm_row_sample& drawn, const Request& request, const uint3
   }
   if (drawn.token == PSM_ROW_FORBIDDEN) RefuseForbidden(request);
   if (drawn.token == PSM_ROW_OVERFLOW) RefuseOverflow(request);
-  const int32_t most = std::min({request.params.num_logprobs, vocab_size,
-                                 static_cast<int32_t>(PSM_MAX_TOP_LOGPROBS)});
+  const int32_t most = std::min(
+      {request.params.num_logprobs, vocab_size, static_cast<int32_t>(PSM_MAX_TOP_LOGPROBS)});
   const auto is_token = [&](int32_t id) { return id >= 0 && id < vocab_size; };
   if (!is_token(drawn.token) || !MayBeDrawn(drawn.token, mask)) {
     throw StatusError(PSM_ERROR_EXECUTOR,

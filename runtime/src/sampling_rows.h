@@ -34,8 +34,8 @@ class SamplingRows {
   // is found when it is needed.
   void Reserve(size_t num_rows, size_t edits_each) noexcept;
   void Clear();
-  // The row of the request's next token. Its tokens are the history, drafts before the row included.
-  // mask: NULL or (V + 31) / 32 words, copied. Throws INTERNAL beyond max_rows.
+  // The row of the request's next token. Its tokens are the history, drafts before the row
+  // included. mask: NULL or (V + 31) / 32 words, copied. Throws INTERNAL beyond max_rows.
   void Add(Request* request, const uint32_t* mask, bool with_logprobs = true);
 
   int32_t num_rows() const { return sampling_.num_rows; }

@@ -200,8 +200,8 @@ void fake_executor_init(fake_executor* fake) {
 
 psm_executor fake_executor_table(fake_executor* fake) {
   const psm_executor table = {
-      PSM_EXECUTOR_SIZE, fake,        describe, open_pools, step, close_pools,
-      last_error,        copy_blocks, NULL,     NULL,       NULL, NULL, NULL, NULL};
+      PSM_EXECUTOR_SIZE, fake, describe, open_pools, step, close_pools, last_error,
+      copy_blocks,       NULL, NULL,     NULL,       NULL, NULL,        NULL};
   return table;
 }
 

@@ -39,11 +39,11 @@ class HalvesExecutor {
  public:
   explicit HalvesExecutor(const psm_executor& inner) : inner_(inner) {}
 
-  bool draws = true;          // samples_rows
-  bool is_async = false;      // the device is a thread; else the work is done in collect
-  int64_t fail_launch = 0;    // so many launches on, one fails; 0 = none
-  int64_t fail_collect = 0;   // likewise
-  bool checks_rules = true;   // off where a test counts allocations
+  bool draws = true;             // samples_rows
+  bool is_async = false;         // the device is a thread; else the work is done in collect
+  int64_t fail_launch = 0;       // so many launches on, one fails; 0 = none
+  int64_t fail_collect = 0;      // likewise
+  bool checks_rules = true;      // off where a test counts allocations
   int64_t* num_drawn = nullptr;  // rows drawn here, rows given as logits; outlive the executor
   int64_t* num_given = nullptr;
   void (*between)(void* context) = nullptr;  // called at the end of launch
@@ -70,7 +70,8 @@ class HalvesExecutor {
     };
     if (e.last_error != nullptr) {
       e.last_error = [](void* s) {
-        return At(s)->text_ != nullptr ? At(s)->text_ : At(s)->inner_.last_error(At(s)->inner_.self);
+        return At(s)->text_ != nullptr ? At(s)->text_
+                                       : At(s)->inner_.last_error(At(s)->inner_.self);
       };
     }
     if (e.copy_blocks != nullptr) {
@@ -80,7 +81,9 @@ class HalvesExecutor {
       };
     }
     if (e.open_host != nullptr) {
-      e.open_host = [](void* s, int32_t n) { return At(s)->inner_.open_host(At(s)->inner_.self, n); };
+      e.open_host = [](void* s, int32_t n) {
+        return At(s)->inner_.open_host(At(s)->inner_.self, n);
+      };
     }
     if (e.load_adapter != nullptr) {
       e.load_adapter = [](void* s, int32_t slot, const psm_lora_module* m, size_t n) {

@@ -188,8 +188,7 @@ void TestSameTokens() {
     }
     for (Bench* bench : {&halves, &given}) {
       CHECK(bench->events.size() == plain.events.size());
-      for (size_t i = 0; i < plain.events.size(); ++i)
-        CheckSame(plain.events[i], bench->events[i]);
+      for (size_t i = 0; i < plain.events.size(); ++i) CheckSame(plain.events[i], bench->events[i]);
     }
     CHECK((halves.num_drawn > 0) == c.is_drawn && (halves.num_given > 0) == !c.is_drawn);
     CHECK(given.num_drawn == 0 && given.num_given > 0);
@@ -590,13 +589,12 @@ void TestTables() {
   table.launch = [](void*, const psm_batch*) -> psm_status { return PSM_OK; };
   CheckRefused(table, "psm_executor.collect is NULL but launch is not");
   table = whole;
-  table.collect = [](void*, const psm_step_sampling*, psm_row_sample*, const float**) -> psm_status {
-    return PSM_OK;
-  };
+  table.collect = [](void*, const psm_step_sampling*, psm_row_sample*,
+                     const float**) -> psm_status { return PSM_OK; };
   CheckRefused(table, "psm_executor.launch is NULL but collect is not");
   // A table that ends with now_ns, and one with unload_adapter: what lies behind them is not read.
-  for (const size_t size : {PSM_SIZE_UP_TO_(psm_executor, now_ns),
-                            PSM_SIZE_UP_TO_(psm_executor, unload_adapter)}) {
+  for (const size_t size :
+       {PSM_SIZE_UP_TO_(psm_executor, now_ns), PSM_SIZE_UP_TO_(psm_executor, unload_adapter)}) {
     fake_executor old_fake;
     fake_executor_init(&old_fake);
     old_fake.info.samples_rows = 1;

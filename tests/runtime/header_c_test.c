@@ -15,9 +15,10 @@ _Static_assert(PSM_ENGINE_STATS_SIZE == sizeof(psm_engine_stats),
                "psm_engine_stats has no tail padding");
 _Static_assert(PSM_MODEL_INFO_SIZE == sizeof(psm_model_info), "psm_model_info has no tail padding");
 _Static_assert(PSM_BATCH_SIZE == sizeof(psm_batch), "psm_batch has no tail padding");
-_Static_assert(offsetof(psm_model_info, samples_rows) == 60 &&
-                   offsetof(psm_model_info, kv_bytes_per_block) == 64,
-               "samples_rows lies in what was padding: nothing moved, here and in psm_simulated_options");
+_Static_assert(
+    offsetof(psm_model_info, samples_rows) == 60 &&
+        offsetof(psm_model_info, kv_bytes_per_block) == 64,
+    "samples_rows lies in what was padding: nothing moved, here and in psm_simulated_options");
 _Static_assert(sizeof(psm_sampling_row) == 12 * 4 && offsetof(psm_sampling_row, reserved) == 11 * 4,
                "psm_sampling_row is 12 words");
 _Static_assert(sizeof(psm_logit_edit) == 4 * 4 && offsetof(psm_logit_edit, plus) == 3 * 4,

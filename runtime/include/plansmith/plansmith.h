@@ -111,21 +111,21 @@ PSM_API const char* psm_last_error(void);
 /* What an executor is and can take. Filled by the executor. */
 typedef struct psm_model_info {
   size_t struct_size;
-  int32_t vocab_size;          /* V */
-  int32_t num_layers;          /* L */
-  int32_t num_heads;           /* H */
-  int32_t num_kv_heads;        /* KVH */
-  int32_t head_dim;            /* D */
-  int32_t max_batch_size;      /* most sequences in a step, inclusive */
-  int32_t max_num_tokens;      /* most packed tokens in a step, inclusive */
-  int32_t max_input_len;       /* longest prompt, tokens, inclusive */
-  int32_t max_seq_len;         /* prompt + output, tokens, inclusive */
-  int32_t tokens_per_block;    /* positions in one KV block */
-  int32_t max_logits_rows;     /* most rows of logits in a step; 0 = max_batch_size */
-  int32_t max_adapters;        /* LoRA adapters it holds at a time; 0 = it takes none */
-  int32_t max_adapter_rank;    /* of one adapter */
-  int32_t samples_rows;        /* ABI 1.2, in what was padding; only looked at where the executor has
-                                  collect: 1 = collect draws the tokens itself; 0 */
+  int32_t vocab_size;       /* V */
+  int32_t num_layers;       /* L */
+  int32_t num_heads;        /* H */
+  int32_t num_kv_heads;     /* KVH */
+  int32_t head_dim;         /* D */
+  int32_t max_batch_size;   /* most sequences in a step, inclusive */
+  int32_t max_num_tokens;   /* most packed tokens in a step, inclusive */
+  int32_t max_input_len;    /* longest prompt, tokens, inclusive */
+  int32_t max_seq_len;      /* prompt + output, tokens, inclusive */
+  int32_t tokens_per_block; /* positions in one KV block */
+  int32_t max_logits_rows;  /* most rows of logits in a step; 0 = max_batch_size */
+  int32_t max_adapters;     /* LoRA adapters it holds at a time; 0 = it takes none */
+  int32_t max_adapter_rank; /* of one adapter */
+  int32_t samples_rows;     /* ABI 1.2, in what was padding; only looked at where the executor has
+                               collect: 1 = collect draws the tokens itself; 0 */
   uint64_t kv_bytes_per_block; /* bytes of one block over all layers, K and V together */
 } psm_model_info;
 
@@ -177,8 +177,8 @@ typedef struct psm_sampling_row {
   int32_t reserved; /* 0 */
 } psm_sampling_row;
 
-/* A change of one logit: x = x > 0 ? x / factor : x * factor, then x = x - minus, then x = x + plus,
- * each rounded to float32. It stands for the request's penalties, logit_bias, bad_words,
+/* A change of one logit: x = x > 0 ? x / factor : x * factor, then x = x - minus, then x = x +
+ * plus, each rounded to float32. It stands for the request's penalties, logit_bias, bad_words,
  * no_repeat_ngram_size and min_tokens. */
 typedef struct psm_logit_edit {
   int32_t id; /* ascending within a row, each once */
@@ -198,8 +198,8 @@ typedef struct psm_step_sampling {
   int32_t mask_words;           /* (V + 31) / 32 */
   const psm_sampling_row* rows; /* [num_rows] */
   const psm_logit_edit* edits;  /* [num_edits] */
-  const uint32_t* masks;        /* [num_masks, mask_words] bit id % 32 of word id / 32: may be drawn;
-                                   bits behind V are 0 */
+  const uint32_t* masks; /* [num_masks, mask_words] bit id % 32 of word id / 32: may be drawn;
+                            bits behind V are 0 */
 } psm_step_sampling;
 
 /* psm_row_sample.token where there is none. */
@@ -322,9 +322,9 @@ typedef struct psm_cpu_options {
 PSM_API void psm_cpu_options_init(psm_cpu_options* options);
 
 /* Map a cpu plan file (targets/cpu/model.plan of an engine directory) and fill *out with an
- * executor over it (up to now_ns: what psm_executor was in ABI 1.1). options may be NULL. Header, tables and sizes are checked here; the caller
- * checks hashes if it wants them. The caller owns the executor until it gives it to
- * psm_engine_create (or calls out->close(out->self)). */
+ * executor over it (up to now_ns: what psm_executor was in ABI 1.1). options may be NULL. Header,
+ * tables and sizes are checked here; the caller checks hashes if it wants them. The caller owns the
+ * executor until it gives it to psm_engine_create (or calls out->close(out->self)). */
 PSM_API psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
                                            psm_executor* out);
 
