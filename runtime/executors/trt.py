@@ -153,7 +153,11 @@ class Library:
 
 
 class TrtPlan:
-    """An opened plan. One thread at a time."""
+    """An opened plan. One thread at a time.
+
+    No method keeps the engine in a variable of its own: an exception keeps its frames, and with them what they hold,
+    while the device's context is closed.
+    """
 
     def __init__(self, library: Library, module: Any, runtime: Any, engine: Any) -> None:
         self.library = library
@@ -168,22 +172,21 @@ class TrtPlan:
 
     def tensors(self) -> list[Tensor]:
         """Return its inputs and outputs."""
-        engine = self._engine
-        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         return [self._tensor(name) for name in names]
 
     def _tensor(self, name: str) -> Tensor:
-        engine, kinds = self._engine, self._module
-        is_input = engine.get_tensor_mode(name) == kinds.TensorIOMode.INPUT
-        dtype = engine.get_tensor_dtype(name).name
-        ask = getattr(engine, "get_aliased_input_tensor", None)
+        kinds = self._module
+        is_input = self._engine.get_tensor_mode(name) == kinds.TensorIOMode.INPUT
+        dtype = self._engine.get_tensor_dtype(name).name
+        ask = getattr(self._engine, "get_aliased_input_tensor", None)
         aliases = None if is_input or ask is None else ask(name)
         return Tensor(
             name,
             is_input,
             _TYPES.get(dtype, dtype.lower()),
-            tuple(engine.get_tensor_shape(name)),
-            engine.get_tensor_location(name) == kinds.TensorLocation.HOST,
+            tuple(self._engine.get_tensor_shape(name)),
+            self._engine.get_tensor_location(name) == kinds.TensorLocation.HOST,
             aliases or None,
         )
 
@@ -222,12 +225,12 @@ class TrtPlan:
             captured afterwards are those
         cache : serialized kernels for TensorRT-RTX's compiler, of an earlier run; what does not fit is not used
         """
-        kinds, engine = self._module, self._engine
+        kinds = self._module
         strategy = kinds.ExecutionContextAllocationStrategy.USER_MANAGED
         if not hasattr(kinds, "CudaGraphStrategy"):
-            made = engine.create_execution_context(strategy)
+            context = TrtContext(self.library, self._engine.create_execution_context(strategy))
         else:
-            config = engine.create_runtime_config()
+            config = self._engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(strategy)
             if graphs == "library":
                 config.cuda_graph_strategy = kinds.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
@@ -235,11 +238,12 @@ class TrtPlan:
                 kernels = kinds.DynamicShapesKernelSpecializationStrategy
                 config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
             self._set_cache(config, cache)
-            made = engine.create_execution_context(config)
-        if made is None:
-            raise CudaError(f"{self.library.compiler} makes no context of the plan: {self.library.words()}")
-        context = TrtContext(self.library, made)
-        context.select(profile, stream)
+            context = TrtContext(self.library, self._engine.create_execution_context(config))
+        try:
+            context.select(profile, stream)
+        except BaseException:
+            context.close()
+            raise
         return context
 
     def _set_cache(self, config: Any, blob: bytes | None) -> None:
@@ -263,6 +267,8 @@ class TrtContext:
     """A context of one profile. Its shapes and addresses stay as they were set."""
 
     def __init__(self, library: Library, context: Any) -> None:
+        if context is None:
+            raise CudaError(f"{library.compiler} makes no context of the plan: {library.words()}")
         self._library = library
         self._context = context
         self._shapes: dict[str, Shape] = {}
