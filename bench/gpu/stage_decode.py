@@ -10,7 +10,7 @@ from bench_device import Device
 from finding import Findings
 from plansmith.plugins.paged_attention import spec
 from stages import GOALS
-from tile_sweep import name, tile
+from tile_sweep import sweep
 
 KINDS = (("fp16", "same"), ("bf16", "same"), ("fp16", "fp8"), ("fp16", "int8"))
 GOAL_BATCH, GOAL_CONTEXT = 64, 4096
@@ -29,8 +29,19 @@ def run(device: Device, findings: Findings) -> None:
                 continue
             with findings.guarded(f"batch {batch}, context {context}, {words(kind)}"):
                 measure(device, findings, kind, batch, context)
-    for kind in (("fp16", "same"), ("fp16", "fp8")):
-        sweep(device, findings, kind, batches[0], contexts[0])
+    for kind in device.pick((("fp16", "same"), ("fp16", "fp8")), (("fp16", "same"),)):
+        found = problem(device, kind, batches[0], contexts[0])
+        sweep(
+            device,
+            findings,
+            words(kind),
+            found,
+            tiles(spec.decode_tile(found.case.attention), device.dry_run),
+            function="decode_tile",
+            kernel_of=spec.decode_kernel,
+            unit="GB/s",
+            amount=found.cost().num_bytes / 1e9,
+        )
     sweep_splits(device, findings, device.pick((1, 8, 64), (2,)), device.pick((4096, 32768), (200,)))
 
 
@@ -75,27 +86,6 @@ def gb_per_s(device: Device, found: Problem) -> float:
     """Return the least bytes over the time."""
     seconds = device.times({"attend": found.attend}, rounds=9)["attend"]
     return found.cost().num_bytes / seconds / 1e9
-
-
-def sweep(device: Device, findings: Findings, kind: tuple[str, str], batch: int, context: int) -> None:
-    """Time other tiles on the goal's problem and name the best; a tile that does not fit the GPU is left out."""
-    found = problem(device, kind, batch, context)
-    now = spec.decode_tile(found.case.attention)
-    rates = {}
-    for chosen in tiles(now, device.dry_run):
-        if findings.seconds_left() < 12:
-            break
-        with tile("decode_tile", chosen):
-            try:
-                rates[chosen] = gb_per_s(device, found)
-            except Exception as error:
-                findings.skip(f"sweep {words(kind)} {name(chosen)}", f"{type(error).__name__}"[:100])
-                continue
-        findings.rate(f"sweep {words(kind)} {name(chosen)}", rates[chosen], "GB/s", minor=True)
-    if rates:
-        best = max(rates, key=lambda key: rates[key])
-        peer = f"shipped {name(now)}" if now in rates else ""
-        findings.rate(f"sweep best, {words(kind)}: {name(best)}", rates[best], "GB/s", peer, rates.get(now))
 
 
 def tiles(now: spec.Tile, dry_run: bool) -> list[spec.Tile]:

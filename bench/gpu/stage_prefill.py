@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 from attention_problem import TORCH, Case, Problem, bound, relative_errors
 from bench_device import Device
 from finding import Findings
 from plansmith.plugins.paged_attention import spec
 from sdpa_peer import functions
 from stages import GOALS
-from tile_sweep import name, tile
+from tile_sweep import sweep
 
 
 def run(device: Device, findings: Findings) -> None:
@@ -27,7 +26,18 @@ def run(device: Device, findings: Findings) -> None:
             continue
         with findings.guarded(case):
             measure(device, findings, case, dtype, rows, length)
-    sweep(device, findings, device.dtypes()[-1], *shapes[0])
+    found = problem(device, device.dtypes()[-1], *shapes[0])
+    sweep(
+        device,
+        findings,
+        device.dtypes()[-1],
+        found,
+        tiles(spec.prefill_tile(found.case.attention), device.dry_run),
+        function="prefill_tile",
+        kernel_of=spec.prefill_kernel,
+        unit="TFLOP/s",
+        amount=found.cost().num_operations / 1e12,
+    )
 
 
 def problem(device: Device, dtype: str, rows: int, length: int) -> Problem:
@@ -60,31 +70,6 @@ def measure(device: Device, findings: Findings, case: str, dtype: str, rows: int
     fastest = max(peers, key=lambda who: rates[who]) if peers else ""
     detail = ", ".join(f"{who} {rate:.0f}" for who, rate in rates.items())
     findings.rate(case, rates["ours"], "TFLOP/s", fastest, rates.get(fastest), GOALS["prefill"], detail)
-
-
-def sweep(device: Device, findings: Findings, dtype: str, rows: int, length: int) -> None:
-    """Time other tiles and name the best; one that does not fit the GPU is left out."""
-    found = problem(device, dtype, rows, length)
-    now = spec.prefill_tile(found.case.attention)
-    operations = found.cost().num_operations
-    rates: dict[spec.Tile, float] = {}
-    for chosen in tiles(now, device.dry_run):
-        if findings.seconds_left() < 8:
-            break
-        with tile("prefill_tile", chosen):
-            try:
-                seconds = device.times({"attend": found.attend}, rounds=7)["attend"]
-            except Exception as error:
-                findings.skip(f"sweep {name(chosen)}", type(error).__name__)
-                continue
-        rates[chosen] = operations / seconds / 1e12
-        findings.rate(f"sweep {name(chosen)}", rates[chosen], "TFLOP/s", minor=True)
-    if rates:
-        best = max(rates, key=lambda key: rates[key])
-        peer = f"shipped {name(now)}" if now in rates else ""
-        findings.rate(f"sweep best, {dtype}: {name(best)}", rates[best], "TFLOP/s", peer, rates.get(now))
-    if not device.dry_run:
-        torch.cuda.empty_cache()
 
 
 def tiles(now: spec.Tile, dry_run: bool) -> list[spec.Tile]:
