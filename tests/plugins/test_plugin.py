@@ -139,7 +139,10 @@ def test_the_assembler_takes_them(half: dict[str, Any], tmp_path: Path) -> None:
             subprocess.run([ptxas, "-arch=sm_90a", path, "-o", path.with_suffix(".cubin")], check=True)
 
 
-@pytest.mark.parametrize(("half_type", "pool", "sm"), [("BF16", "FP8", 100), ("HALF", "INT8", 80)])
+@pytest.mark.parametrize(
+    ("half_type", "pool", "sm"),
+    [("BF16", "FP8", 100), pytest.param("HALF", "INT8", 80, marks=pytest.mark.slow)],
+)
 def test_quantized_pools_and_other_gpus(half_type: str, pool: str, sm: int) -> None:
     ops = (plugin_ops.KV_WRITE, plugin_ops.DECODE)
     made = drive(half_type, pool, sm, ops, (1,), softcap=30.0, window=100)
