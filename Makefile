@@ -29,7 +29,7 @@ SOURCES := $(shell find builder runtime plugins calibration serving triton_repo 
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
-	bench kernels bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime bench-serving soak-serving wheel clean
+	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -176,6 +176,10 @@ soak-serving: build triton-env $(VENV)/.test-deps  ## ten minutes of 200 streams
 
 kernels: build $(VENV)/.test-deps  ## compile every GPU kernel for every SM; registers, shared memory, spills
 	$(PY) -m plansmith.plugins.aot --output build/kernels
+	$(PY) tools/kernel_tables.py --from build/kernels/resources.json
+
+bench-gpu:  ## check and measure the device kernels on this machine's GPU (docs/gpu.md)
+	bash bench/gpu_check.sh
 
 bench-kernels: $(VENV)/.made  ## GB/s and GFLOP/s of the CPU kernels
 	$(BIN)/cmake -S . -B build/bench -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_BENCH=ON

@@ -82,9 +82,9 @@ class Findings:
         """Tell something in words."""
         self.add(Row(case, NOTE, detail=text))
 
-    def skip(self, case: str, reason: str) -> None:
+    def skip(self, case: str, reason: str, minor: bool = False) -> None:
         """Tell that something was not run, and why."""
-        self.add(Row(case, SKIPPED, detail=reason))
+        self.add(Row(case, SKIPPED, detail=reason, minor=minor))
 
     @contextlib.contextmanager
     def guarded(self, case: str) -> Iterator[None]:

@@ -15,7 +15,6 @@ from transformers_peer import Peer, build_model
 
 COMPILE_S = 60
 """Seconds that torch.compile may take for 32 layers (measured nowhere yet); it is left out where less time is left."""
-COMPILED = "transformers, compiled"
 
 
 def run(device: Device, findings: Findings) -> None:
@@ -25,17 +24,38 @@ def run(device: Device, findings: Findings) -> None:
             with findings.guarded(f"small shape {_name(dtype)}"):
                 compare_small(device, findings, dtype)
         shape = device.pick(LLAMA_3_8B, SMALL)
+        batches = device.pick((64, 8, 1), (2,))
         for dtype in dtypes(device):
             weights = random_weights(device, shape, dtype)
-            for batch in device.pick((64, 8, 1), (2,)):
-                if findings.seconds_left() < 20:
-                    findings.skip(f"batch {batch} {_name(dtype)}", "no time left")
-                    continue
-                with findings.guarded(f"batch {batch} {_name(dtype)}"):
-                    measure(device, findings, shape, weights, dtype, batch)
-                _free(device)
+            for batch in batches:
+                attempt(device, findings, shape, weights, dtype, batch, least_s=15)
             del weights
             _free(device)
+        # Last, since compiling may take all the time that is left.
+        dtype = dtypes(device)[0]
+        weights = random_weights(device, shape, dtype)
+        for batch in batches:
+            attempt(device, findings, shape, weights, dtype, batch, least_s=COMPILE_S, compiled=True)
+
+
+def attempt(
+    device: Device,
+    findings: Findings,
+    shape: Shape,
+    weights: Weights,
+    dtype: torch.dtype,
+    batch: int,
+    least_s: float,
+    compiled: bool = False,
+) -> None:
+    """Measure one batch where `least_s` seconds are left; what fails is wrong and the next one follows."""
+    case = f"batch {batch} {_name(dtype)}" + (", torch.compile" if compiled else "")
+    if findings.seconds_left() < least_s:
+        findings.skip(case, "no time left")
+        return
+    with findings.guarded(case):
+        measure(device, findings, case, shape, weights, dtype, batch, compiled)
+    _free(device)
 
 
 def dtypes(device: Device) -> list[torch.dtype]:
@@ -83,10 +103,16 @@ def float64_logits(device: Device, peer: Peer, weights: Weights) -> torch.Tensor
 
 
 def measure(
-    device: Device, findings: Findings, shape: Shape, weights: Weights, dtype: torch.dtype, batch: int
+    device: Device,
+    findings: Findings,
+    case: str,
+    shape: Shape,
+    weights: Weights,
+    dtype: torch.dtype,
+    batch: int,
+    compiled: bool,
 ) -> None:
     """Time one step of ours beside transformers', over equal caches, after their logits have been compared."""
-    case = f"batch {batch} {_name(dtype)}"
     context = device.pick(4096, 48)
     inputs = decode_inputs(device, shape, batch, context)
     peer = Peer(device, shape, weights, inputs, dtype)
@@ -103,40 +129,15 @@ def measure(
         torch.tensor(0.0),
         bound,
     )
-    times = device.times({"ours": ours.step}, rounds=3, flush=False)
-    functions = {"ours": ours.step, "transformers, graph": peer.step}
-    before = {"transformers, graph": peer.rewind, COMPILED: peer.rewind}
-    if findings.seconds_left() > COMPILE_S + 15:
-        functions[COMPILED] = peer.compiled(device.pick("inductor", "eager"))
-    # What this version of torch or transformers cannot capture or compile is left out, and said.
-    for left_out in ({}, {COMPILED}, {"transformers, graph"}):
-        kept = {name: function for name, function in functions.items() if name not in left_out}
-        try:
-            times = device.times(kept, rounds=11, before=before, flush=False)
-            break
-        except Exception as error:
-            findings.skip(f"{case}: {', '.join(kept)}", f"{type(error).__name__}: {error}"[:200])
-    report(findings, case, times)
-
-
-def report(findings: Findings, case: str, times: dict[str, float]) -> None:
-    """Tell our time beside the faster of transformers'."""
-    peers = {name: seconds for name, seconds in times.items() if name != "ours"}
-    if "ours" not in times or not peers:
-        findings.skip(case, "nothing to compare")
-        return
-    fastest = min(peers, key=lambda name: peers[name])
-    detail = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in peers.items())
-    findings.rate(
-        case,
-        times["ours"] * 1e3,
-        "ms",
-        fastest,
-        peers[fastest] * 1e3,
-        GOALS["step"],
-        detail,
-        less_is_better=True,
+    theirs_step = peer.compiled(device.pick("inductor", "eager")) if compiled else peer.step
+    times = device.times(
+        {"ours": ours.step, "transformers": theirs_step},
+        rounds=11,
+        before={"transformers": peer.rewind},
+        flush=False,
     )
+    value, beside = times["ours"] * 1e3, times["transformers"] * 1e3
+    findings.rate(case, value, "ms", "transformers", beside, GOALS["step"], less_is_better=True)
 
 
 def _distance(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -75,7 +75,9 @@ def sweep(
                 with tile(function, chosen), launcher.instead_of_jit(run):
                     seconds = device.times({"attend": problem.attend}, rounds=7)["attend"]
             except Exception as error:  # more shared memory than a block can have, most likely
-                findings.skip(f"sweep {what} {name(chosen)}", f"{type(error).__name__}: {error}"[:160])
+                findings.skip(
+                    f"sweep {what} {name(chosen)}", f"{type(error).__name__}: {error}"[:160], minor=True
+                )
                 continue
             rates[chosen] = amount / seconds
             findings.rate(f"sweep {what} {name(chosen)}", rates[chosen], unit, minor=True)
@@ -100,7 +102,7 @@ def _launcher(
         made = list(pool.map(compiled, kernels))
     for kernel, one in zip(kernels, made, strict=True):
         if isinstance(one, Error):
-            findings.skip(f"sweep {what} {kernel.name}", str(one)[:160])
+            findings.skip(f"sweep {what} {kernel.name}", str(one)[:160], minor=True)
     folder = scratch / "kernels"
     key = hashlib.sha256(repr(list(kernels)).encode()).hexdigest()
     good = [one for one in made if isinstance(one, aot.CompiledKernel)]

@@ -1,8 +1,8 @@
 """The decode step in transformers: LlamaForCausalLM with a static cache, over our weights, as fast as it can be had.
 
-Its attention is scaled_dot_product_attention and the step is one CUDA graph. The step's cache is exactly full, so that
-no mask is needed and torch takes its fastest kernel. `compiled` is the same under torch.compile, which is what a static
-cache with mode "reduce-overhead" runs: compiled kernels in a CUDA graph.
+Its attention is scaled_dot_product_attention and the step is one CUDA graph. The step's cache is exactly full, so no
+mask is needed: transformers is kept from making one, and torch takes its fastest kernel. `compiled` is the same under
+torch.compile, which is what a static cache with mode "reduce-overhead" runs: compiled kernels in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class Peer:
 def build_model(device: Device, shape: Shape, weights: Weights, dtype: torch.dtype) -> Any:
     """Return LlamaForCausalLM whose parameters are views of `weights`."""
     from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    from transformers.models.llama import modeling_llama
+
+    # During a capture it cannot see that the cache is full, and would take slower attention over a mask of ones.
+    modeling_llama.create_causal_mask = lambda *_, **__: None
 
     config = LlamaConfig(
         hidden_size=shape.hidden,
@@ -90,7 +93,7 @@ def build_model(device: Device, shape: Shape, weights: Weights, dtype: torch.dty
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    model.model.rotary_emb = LlamaRotaryEmbedding(config=config).to(device.name)
+    model.model.rotary_emb = modeling_llama.LlamaRotaryEmbedding(config=config).to(device.name)
     model.load_state_dict(state(shape, weights), assign=True, strict=True)
     return model.eval().requires_grad_(False)
 
