@@ -31,7 +31,7 @@ from .kernel import Kernel
 from .resources import Resources
 
 ALL_SMS = (75, 80, 86, 89, 90, 100, 103, 120, 121)
-"""The compute capabilities that kernels are compiled for."""
+"""The compute capabilities that kernels can be compiled for."""
 
 WORKER_MODULE = f"{__package__}.compile_worker"
 _MIN_VERSION = (3, 6)

@@ -16,12 +16,18 @@ from . import catalog
 from .aot import ALL_SMS, CompiledKernel, compile_tasks, triton_version
 
 REPORT_NAME = "resources.json"
+DEFAULT_SMS = (75, 80, 86, 89, 90, 100, 120)
+"""One of each kind: sm103 and sm121 have sm100's and sm120's instructions."""
 NO_SPILLS_SMS = (80, 90)
 """Where a kernel that spills is an error: the two that kernels are tuned for."""
+_KIB = 1 << 10
+MAX_SHARED_BYTES = {75: 64 * _KIB, 80: 163 * _KIB, 86: 99 * _KIB, 89: 99 * _KIB}
+MAX_SHARED_BYTES |= {90: 227 * _KIB, 100: 227 * _KIB, 103: 227 * _KIB, 120: 99 * _KIB, 121: 99 * _KIB}
+"""What a program can have at most, besides the system's own (CUDA C++ Programming Guide, compute capabilities)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile, report, and return the exit code: 1 if a kernel does not compile, or spills on sm80 or sm90."""
+    """Compile, report, and return the exit code: 1 if a kernel does not compile or fit, or spills on sm80 or sm90."""
     asked = _parse(arguments)
     tasks = [(kernel, sm) for sm in asked.sm for kernel in _kernels(asked, sm)]
     start = time.monotonic()
@@ -34,16 +40,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = make_report(compiled, version, time.monotonic() - start)
     _write(asked.output, compiled, report)
     print(json.dumps(report, indent=2) if asked.json else as_text(report))
-    spilling = [one for one in compiled if one.sm in NO_SPILLS_SMS and one.resources.spills]
-    for one in spilling:
-        print(f"error: {one.kernel.name} spills registers on sm{one.sm}", file=sys.stderr)
-    return 1 if spilling else 0
+    wrong = [text for one in compiled for text in _faults(one)]
+    for text in wrong:
+        print(f"error: {text}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _faults(one: CompiledKernel) -> list[str]:
+    """Return what is wrong with a kernel that compiled."""
+    faults = []
+    if one.sm in NO_SPILLS_SMS and one.resources.spills:
+        faults.append(f"{one.kernel.name} spills registers on sm{one.sm}")
+    if one.shared_bytes > MAX_SHARED_BYTES[one.sm]:
+        faults.append(
+            f"{one.kernel.name} takes {one.shared_bytes} bytes of shared memory on sm{one.sm}, which has "
+            f"{MAX_SHARED_BYTES[one.sm]} for a program"
+        )
+    return faults
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m plansmith.plugins.aot", description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="cubins, PTX and " + REPORT_NAME)
-    parser.add_argument("--sm", type=_sms, default=ALL_SMS, help="such as 80,90; default: all")
+    parser.add_argument(
+        "--sm", type=_sms, default=DEFAULT_SMS, help="such as 80,90; default: one of each kind"
+    )
     parser.add_argument(
         "--op", choices=catalog.ops(), action="append", help="of these operators; default: all"
     )

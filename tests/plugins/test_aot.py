@@ -26,6 +26,7 @@ pytest.importorskip("triton")
 EVERY = {kernel.name: kernel for kernel in catalog(80)}
 COMBINE = EVERY["attention_combine_bf16_same_d128"]  # small; bf16 begins with sm80
 LOGPROBS = EVERY["sampling_logprobs"]
+GATHER_LAST = EVERY["gather_last_fp16"]  # the smallest
 SMS = (75, 90)
 
 
@@ -39,9 +40,12 @@ def scratch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     assert list(folder.iterdir()) == []
 
 
+told: list[tuple[str, int, int, int]] = []
+
+
 @pytest.fixture(scope="module")
 def compiled() -> list[aot.CompiledKernel]:
-    return aot.compile_kernels([COMBINE, LOGPROBS], SMS)
+    return aot.compile_kernels([COMBINE, LOGPROBS], SMS, progress=lambda *step: told.append(step))
 
 
 def test_each_kernel_for_each_sm_that_it_runs_on(compiled: list[aot.CompiledKernel]) -> None:
@@ -79,22 +83,21 @@ def test_the_same_bytes_wherever_it_is_compiled(
         assert ".file" not in one.ptx and ".loc" not in one.ptx
 
 
-def test_progress_counts_all(scratch: pathlib.Path) -> None:
-    told: list[tuple[str, int, int, int]] = []
-    aot.compile_kernels([LOGPROBS], [80], progress=lambda *step: told.append(step))
-    assert told == [("sampling_logprobs", 80, 1, 1)]
+def test_progress_counts_all(compiled: list[aot.CompiledKernel]) -> None:
+    assert [step[2:] for step in told] == [(1, 3), (2, 3), (3, 3)]
+    assert sorted(step[:2] for step in told) == sorted((one.kernel.name, one.sm) for one in compiled)
 
 
 def test_a_kept_result_is_not_compiled_again(tmp_path: pathlib.Path, scratch: pathlib.Path) -> None:
-    first = aot.compile_kernels([LOGPROBS], [80], cache_dir=tmp_path / "cache")
-    assert aot.compile_kernels([LOGPROBS], [80], cache_dir=tmp_path / "cache", python="/none") == first
-    other = dataclasses.replace(LOGPROBS, num_warps=4)
+    first = aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache")
+    assert aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache", python="/none") == first
+    other = dataclasses.replace(GATHER_LAST, num_warps=8)
     with pytest.raises(FileNotFoundError):
         aot.compile_kernels([other], [80], cache_dir=tmp_path / "cache", python="/none")
     (kept,) = (tmp_path / "cache").iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
     with pytest.raises(FileNotFoundError):
-        aot.compile_kernels([LOGPROBS], [80], cache_dir=tmp_path / "cache", python="/none")
+        aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache", python="/none")
 
 
 def without(kernel: Kernel, name: str) -> Kernel:
@@ -159,7 +162,7 @@ def test_an_interrupt_leaves_no_process(scratch: pathlib.Path, monkeypatch: pyte
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    kernels = [dataclasses.replace(LOGPROBS, name=f"copy_{n}") for n in range(8)]
+    kernels = [dataclasses.replace(GATHER_LAST, name=f"copy_{n}") for n in range(8)]
     with pytest.raises(KeyboardInterrupt):
         aot.compile_kernels(kernels, [80], jobs=2, progress=interrupt)
     assert len(started) == 2 and all(process.returncode is not None for process in started)
@@ -183,23 +186,23 @@ import sys
 sys.modules["torch"] = sys.modules["triton"] = None
 from plansmith.plugins import aot
 from plansmith.plugins.catalog import catalog
-(one,) = aot.compile_kernels([k for k in catalog(80, "sampling") if k.name == "sampling_logprobs"], [80])
+(one,) = aot.compile_kernels([k for k in catalog(80, "gather_last") if k.name == "gather_last_fp16"], [80])
 print(one.symbol)
 """
     path = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
-    assert done.stdout == "logprobs\n", done.stderr
+    assert done.stdout == "gather_last\n", done.stderr
 
 
-def fake(spilled_sm: int = 0) -> Any:
+def fake(spilled_sm: int = 0, shared_bytes: int = 512) -> Any:
     """Return a compiler of nothing, whose kernels spill on one SM."""
 
     def compile_tasks(tasks: Sequence[tuple[Kernel, int]], *_: Any, **__: Any) -> list[aot.CompiledKernel]:
         return [
             aot.CompiledKernel(
-                kernel, sm, "f", b"cubin", "ptx", 512, 4, Resources(40, 8, 4 * (sm == spilled_sm), 0, 0, 1024), 0.25
+                kernel, sm, "f", b"cubin", "ptx", shared_bytes, 4, Resources(40, 8, 4 * (sm == spilled_sm), 0, 0, 1024), 0.25
             )
             for kernel, sm in tasks
         ]  # fmt: skip
@@ -222,7 +225,7 @@ def test_the_report(
     assert {(row["op"], row["sm"]) for row in report["kernels"]} == {("sampling", 75), ("sampling", 90)}
     assert compile_catalog.main(["--output", str(tmp_path / "k"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["kernels"]
-    assert {row["sm"] for row in rows} == set(aot.ALL_SMS)
+    assert {row["sm"] for row in rows} == set(compile_catalog.DEFAULT_SMS)
     turing = {row["name"] for row in rows if row["sm"] == 75}
     assert "attention_combine_fp16_same_d128" in turing and COMBINE.name not in turing
 
@@ -238,6 +241,18 @@ def test_spills_where_kernels_are_tuned_are_an_error(
     monkeypatch.setattr(compile_catalog, "compile_tasks", fake(sm))
     assert compile_catalog.main(["--output", str(tmp_path), "--op", "sampling"]) == code
     assert (f"error: sampling_scan spills registers on sm{sm}" in capsys.readouterr().err) is (code == 1)
+
+
+def test_a_kernel_that_does_not_fit_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compile_catalog, "compile_tasks", fake(shared_bytes=100 << 10))
+    arguments = ["--output", str(tmp_path), "--op", "sampling", "--sm"]
+    assert compile_catalog.main([*arguments, "80,90"]) == 0
+    assert compile_catalog.main([*arguments, "89"]) == 1
+    words = "error: sampling_scan takes 102400 bytes of shared memory on sm89, which has 101376 for a program"
+    assert words in capsys.readouterr().err
+    assert set(compile_catalog.MAX_SHARED_BYTES) == set(aot.ALL_SMS)
 
 
 def test_a_compile_error_is_the_programs(
