@@ -80,7 +80,7 @@ class ModelInfo:
     @classmethod
     def from_struct(cls, struct: Any) -> ModelInfo:
         """Return the fields of a psm_model_info."""
-        return cls(**{field.name: int(getattr(struct, field.name, 0)) for field in dataclasses.fields(cls)})
+        return cls(**{field.name: int(getattr(struct, field.name)) for field in dataclasses.fields(cls)})
 
 
 @dataclasses.dataclass(frozen=True)

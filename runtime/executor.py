@@ -157,7 +157,7 @@ class Executor:
 
     def can(self, name: str) -> bool:
         """Return whether it has an optional function of psm_executor, such as "copy_blocks"."""
-        return bool(getattr(self.struct, name, None))
+        return bool(getattr(self.struct, name))
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in order, each copy seeing what those before it wrote."""
@@ -223,8 +223,7 @@ class PythonExecutor(Executor):
         described = self._model.describe()
         self._vocab_size = described.vocab_size
         for name, value in dataclasses.asdict(described).items():
-            if hasattr(info, name):
-                setattr(info, name, value)
+            setattr(info, name, value)
 
     def _open(self, num_blocks: int) -> None:
         self._model.open(num_blocks)
