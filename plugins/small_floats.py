@@ -1,8 +1,8 @@
 """E4M3 and int8 codes to and from floats, in operations that every SM has and the interpreter repeats exactly.
 
-E4M3 (the "fn" kind): sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinity, 0x7F and 0xFF are NaN, 448 is the
-largest. Triton's own conversions need sm89. Codes are read as words of four: half as many operations as one by one, and
-16-byte loads whatever layout a product wants.
+E4M3 (the "fn" kind): sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinity, 0x7F and 0xFF are NaN, 448 is
+the largest. Triton's own conversions need sm89. Codes are read as words of four: half as many operations as one by
+one, and 16-byte loads whatever layout a product wants.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
@@ -14,31 +14,33 @@ import triton.language as tl
 
 @triton.jit
 def e4m3_words_to_halves(words):
-    """Return the numbers of E4M3 codes, four in each int32 of words [N, W], lowest byte first: [N, 4 * W] float16, exact."""
+    """Return float16 [N, 4 * W], the numbers of the E4M3 codes in int32 words [N, W], lowest byte first; exact."""
     bits = words.to(tl.uint32, bitcast=True)
     return _interleave(_e4m3_pair(bits << 8), _e4m3_pair(bits), 256.0, 0.0)
 
 
 @triton.jit
 def int8_words_to_halves(words):
-    """Return the numbers of int8 codes, four in each int32 of words [N, W], lowest byte first: [N, 4 * W] float16, exact."""
+    """Return float16 [N, 4 * W], the numbers of the int8 codes in int32 words [N, W], lowest byte first; exact."""
     # The byte plus 128 is the mantissa of a float16 from 1024 on, whose steps are 1.
     bits = words.to(tl.uint32, bitcast=True) ^ 0x80808080
-    return _interleave((bits & 0x00FF00FF) | 0x64006400, ((bits >> 8) & 0x00FF00FF) | 0x64006400, 1.0, -1152.0)
+    return _interleave(
+        (bits & 0x00FF00FF) | 0x64006400, ((bits >> 8) & 0x00FF00FF) | 0x64006400, 1.0, -1152.0
+    )
 
 
 @triton.jit
 def _e4m3_pair(bits):
     """Return the codes in bits 8..15 and 24..31 of uint32 as two float16 of one uint32, 2^-8 of their numbers."""
-    # Under float16's bias of 15 the exponent is 8 too small, in subnormals too. 0x7F, which would be 1.875, becomes NaN: it
-    # alone carries into the highest bit of the exponent when 1 is added to the code.
+    # Under float16's bias of 15 the exponent is 8 too small, in subnormals too. 0x7F, which would be 1.875, becomes
+    # NaN: it alone carries into the highest bit of the exponent when 1 is added to the code.
     magnitude = (bits >> 1) & 0x3F803F80
     return magnitude | (bits & 0x80008000) | ((magnitude + 0x00800080) & 0x40004000)
 
 
 @triton.jit
 def _interleave(even, odd, factor: tl.constexpr, offset: tl.constexpr):
-    """Return [N, 4 * W] float16 of the halves of even (bytes 0 and 2) and odd (1 and 3) [N, W] uint32."""
+    """Return float16 [N, 4 * W] of the halves of even (bytes 0 and 2) and odd (1 and 3), uint32 [N, W]."""
     first = tl.join(_half(even & 0xFFFF), _half(even >> 16))
     second = tl.join(_half(odd & 0xFFFF), _half(odd >> 16))
     halves = tl.reshape(tl.join(first, second), [even.shape[0], 4 * even.shape[1]])

@@ -1,14 +1,14 @@
 """kv_write: a step's K and V go into the paged pools; with rope tables q and K are rotated on the way.
 
-Operation: for token t of sequence b, at position p = kv_len - rows + its row, pool[block_table[b, p // BS], h, p % BS] = k[t, h];
-with ROPE the first RD columns of each head of q and k are rotated as two halves before:
+Operation: pool[block_table[b, p // BS], h, p % BS] = k[t, h] for token t of sequence b at position p = kv_len - rows
++ its row in the sequence. With RD > 0 the first RD columns of each head of q and k are rotated as two halves before:
 (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) in float32, then rounded to the activations' type.
 
     q, q_out      [T, H*D]; k, v [T, KVH*D] fp16, bf16 or fp32; q_out may be q
     cos, sin      [P, RD/2], read at position_ids [T] int32
-    pools         [NB, KVH, BS, D] of the activations' type, or E4M3 codes (uint8) or int8 of x / scale, a float32 division
-    cu_query_lens [B+1], kv_lens [B], block_table [B, MB] int32; rows of a sequence with kv_len 0, and rows behind the last
-                  sequence, are neither read nor written
+    pools         [NB, KVH, BS, D] of that type, or E4M3 codes (uint8) or int8 of x / scale, a float32 division
+    cu_query_lens [B+1], kv_lens [B], block_table [B, MB] int32; rows of a sequence with kv_len 0, and rows behind the
+                  last sequence, are neither read nor written
 
 Limit: bytes; each number is read once and written once. A program is one token times HEADS heads.
 """
@@ -74,7 +74,7 @@ def _encoded(x, scale, KV: tl.constexpr):
     """Return x as a pool holds it."""
     if KV != "same":
         y = tl.div_rn(x.to(tl.float32), tl.full(x.shape, 1.0, tl.float32) * tl.load(scale))
-        if KV == "fp8":
+        if KV == "fp8":  # noqa: SIM108 - the branch not taken is not compiled
             x = float_to_e4m3(y)
         else:
             x = float_to_int8(y)

@@ -29,7 +29,8 @@ def kv_write(
 ) -> None:
     """Write a step's K and V into the pools, and with write.rotary_dim q rotated into q_out, without waiting for a GPU.
 
-    k, v : [T, KVH*D]; pools [NB, KVH, BS, D], BS a power of two; the rest as in builder/graph/contract.py, all contiguous
+    k, v : [T, KVH*D]; pools [NB, KVH, BS, D], BS a power of two; the rest as in builder/graph/contract.py
+        all are contiguous
     q, q_out : [T, H*D]; q_out None = in place
     cos, sin : [P, rotary_dim / 2]; position_ids : [T] int32
     k_scale, v_scale : [] float32 with write.kv "fp8" and "int8"

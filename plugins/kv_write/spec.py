@@ -105,7 +105,7 @@ def power_of_two(n: int) -> int:
 
 
 def catalog(sm: int = 80) -> list[Kernel]:
-    """Return the kernels that are compiled ahead of time: without rope, as the plugin takes it, and with, at size 128."""
+    """Return the kernels to compile ahead of time: without rope, as the plugin takes it, and with, at size 128."""
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16") if sm >= 80 else ("fp16",)
     kinds: tuple[Kv, ...] = ("same", "fp8", "int8")
     writes = [KvWrite(dtype, kv, 32, 8, dim) for dtype in dtypes for kv in kinds for dim in (64, 128, 256)]

@@ -1,25 +1,26 @@
 """PagedAttention over pools of pages: `decode` and `combine` for few query rows a sequence, `prefill` for many.
 
-Operation: out[t, h] = sum_p softmax_p(scale * k_scale * q[t, h].K[p]) * V[p] * v_scale over the positions p that row t of its
-sequence sees: all up to its own (the last row is at kv_len - 1), at most `reach` of them, in float32 behind products of
-fp16 or bf16. With softcap, s -> softcap * tanh(s / softcap) before the softmax.
+Operation: out[t, h] = sum over p of softmax(scale * k_scale * q[t, h].K[p]) * V[p] * v_scale, over the positions p
+that row t of its sequence sees: all up to its own (the last row is at kv_len - 1), at most `reach` of them. Products
+are of fp16 or bf16, all else is float32. With softcap, s -> softcap * tanh(s / softcap) before the softmax.
 
     q, out        [T, H*D] fp16 or bf16
-    pools         [NB, KVH, BS, D] of the same type, or E4M3 codes (uint8) or int8 with one scale each for K and V (device memory)
+    pools         [NB, KVH, BS, D] of that type, or E4M3 codes (uint8) or int8, with k_scale and v_scale (device memory)
     cu_query_lens [B+1], kv_lens [B], block_table [B, MB] int32; a sequence with kv_len 0 or no rows is left alone
-    partials      [B, QR, H, S, D] float32, stats [B, QR, H, S, 2] float32: of each split its sum, largest score (base 2) and weight
+    partials      [B, QR, H, S, D] float32: a split's sum; stats [B, QR, H, S, 2]: its largest score (base 2) and weight
 
-`decode` takes the sequences with 1..query_rows rows, `prefill` those with more, so one launch of each covers any mixed step, with
-grids that follow from shapes alone. Limits: decode reads each K and V once for all heads of a group and all rows (bytes);
-prefill does 4*D operations a pair of row and position (arithmetic).
+`decode` takes the sequences with 1..query_rows rows, `prefill` those with more, so one launch of each covers any mixed
+step, with grids that follow from shapes alone. Limits: decode reads each K and V once for all heads of a group and all
+rows of a sequence (bytes); prefill does 4*D operations a pair of row and position (arithmetic).
 
-What holds exactly. Tiles of N positions begin at multiples of N and are taken in ascending order; splits begin at multiples of
-split_len; a position that a row does not see adds exact zeros. So a row's bits depend on its own q, the K and V that it
-sees, its position, the kernel (its tile N) and, in `decode`, split_len: not on the other sequences, the blocks that hold its
-context, the other rows of its step, the number of splits launched, nor on how the prompt was cut into chunks of more than
-query_rows rows. `decode` and `prefill` sum in a different order and agree within float32 rounding only; with query_rows = 0
-(everything through `prefill`) nothing depends on chunking at all. A NaN or infinity in V of a position that the row does not
-see may reach it if that position belongs to the same sequence and step (0 * NaN); nothing outside the sequence can.
+What holds exactly. Tiles of N positions begin at multiples of N and are taken in ascending order; splits begin at
+multiples of split_len; a position that a row does not see adds exact zeros. So a row's bits depend on its own q, the
+K and V that it sees, its position, the kernel (its tile) and, in `decode`, split_len: not on the other sequences, on
+the blocks that hold its context, on the other rows of its step, on the number of splits launched, nor on how the
+prompt was cut into chunks of more than query_rows rows. `decode` and `prefill` add in a different order and agree
+within rounding only: a chunk of query_rows rows or fewer is `decode`'s. With query_rows = 0 everything is `prefill`'s
+and no chunking shows. A NaN or infinity in V at a position that a row does not see may reach it (0 * NaN) if it is a
+position of its own sequence that another row of the step sees; nothing else can.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
@@ -45,8 +46,11 @@ def _dot(a, b, acc):
 
 
 @triton.jit
-def _load(pool, offsets, held, dtype: tl.constexpr, MASKED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr):
-    """Return a tile [N, DP] of a pool in dtype, without its scale; zeros beyond the head size and, if MASKED, where not held.
+def _load(
+    pool, offsets, held, dtype: tl.constexpr,
+    MASKED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr,
+):  # fmt: skip
+    """Return a tile [N, DP] of a pool in dtype, unscaled; zeros beyond the head size and, if MASKED, where not held.
 
     offsets : [N], of the tile's rows, in numbers
     """
@@ -109,7 +113,7 @@ def _tiles(
         k = _load(k_pool, offsets, held, q.dtype, MASKED, D, DP, KV)
         score = _dot(q, tl.trans(k), None) * score_scale
         if cap_scale is not None:
-            # tanh(x) = 1 - 2 / (1 + e^2x): its absolute error is a float32 rounding of 1, and so is the score's, times the cap.
+            # tanh(x) = 1 - 2 / (1 + e^2x): its error is a float32 rounding of 1, the score's is that times the cap.
             score = cap_scale - 2.0 * cap_scale / (1.0 + tl.exp2(score))
         if MASKED:
             # Positions outside begin..end are outside every row's view as well, so this needs no third condition.
@@ -137,7 +141,9 @@ def _attend(
     num_kv_heads, block_shift, scale, softcap,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Return (acc [M, DP], largest [M], weight [M]) of rows at first_position..last_position over positions begin..end-1.
+    """Return (acc [M, DP], largest [M], weight [M]) of the rows over positions begin..end-1.
+
+    The rows are at first_position..last_position.
 
     Three runs of tiles in ascending order: those where the window of some row begins, those that every row sees whole,
     and those with the diagonal or the end.
@@ -149,6 +155,9 @@ def _attend(
     if softcap is not None:
         score_scale = score_scale * 2.0 / softcap
         cap_scale = softcap * LOG2E
+    row_positions = tl.minimum(
+        row_positions, last_position
+    )  # rows that fill up the tile see what the last one does
     acc = tl.zeros([M, DP], tl.float32)
     largest = tl.full([M], float("-inf"), tl.float32)
     weight = tl.zeros([M], tl.float32)
@@ -175,7 +184,8 @@ def _attend(
 def _hidden_zero(pointer, value):
     """Return 0, where value was read from pointer, in a way that the compiler cannot know.
 
-    What is worked out with it after the loops is worked out anew: kept through the loops, it costs registers and spills.
+    What is worked out with it after the loops is worked out anew: kept through the loops, it costs registers and
+    spills.
     """
     return tl.load(pointer, volatile=True) - value
 
@@ -222,7 +232,8 @@ def decode(
     offsets = row * step + (kv_head * group + m % group) * D
     q += first_row.to(tl.int64) * step
     out += first_row.to(tl.int64) * step
-    queries = tl.load(q + offsets[:, None] + offs_d[None, :], mask=is_row[:, None] & (offs_d < D)[None, :], other=0)
+    mask = is_row[:, None] & (offs_d < D)[None, :]
+    queries = tl.load(q + offsets[:, None] + offs_d[None, :], mask=mask, other=0)
     acc, largest, weight = _attend(
         queries, k_pool, v_pool, block_table + b.to(tl.int64) * table_stride, k_scale, past + row, begin, end, past,
         kv_len - 1, reach, kv_head, num_kv_heads, block_shift, scale, softcap, M, N, D, DP, KV,
@@ -301,7 +312,7 @@ def prefill(
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     rows = M // group
-    # Counting the sequences that begin at or before this tile takes one parallel load, a binary search log2(B) in a row.
+    # Counting the sequences that begin at or before this tile is one parallel load, a binary search log2(B) in turn.
     b = 0
     for first in range(1, num_sequences, 256):
         sequence = first + tl.arange(0, 256)
@@ -321,10 +332,11 @@ def prefill(
     offsets = row * step + (kv_head * group + m % group) * D
     q += (first_row + tile_row).to(tl.int64) * step
     out += (first_row + tile_row).to(tl.int64) * step
-    queries = tl.load(q + offsets[:, None] + offs_d[None, :], mask=is_row[:, None] & (offs_d < D)[None, :], other=0)
+    mask = is_row[:, None] & (offs_d < D)[None, :]
+    queries = tl.load(q + offsets[:, None] + offs_d[None, :], mask=mask, other=0)
     first_position = kv_len - num_rows + tile_row
     last_position = kv_len - num_rows + tl.minimum(tile_row + rows, num_rows) - 1
-    acc, largest, weight = _attend(
+    acc, _largest, weight = _attend(
         queries, k_pool, v_pool, block_table + b.to(tl.int64) * table_stride, k_scale, first_position + row,
         tl.maximum(first_position - reach + 1, 0), last_position + 1, first_position, last_position, reach, kv_head,
         num_kv_heads, block_shift, scale, softcap, M, N, D, DP, KV,

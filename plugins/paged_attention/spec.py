@@ -1,4 +1,4 @@
-"""The variants of PagedAttention's kernels: tiles by SM and head size, grids, workspace, the least that a step moves."""
+"""The variants of PagedAttention's kernels: tiles by SM and head size, grids, workspace, a step's least work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Dtype = Literal["fp16", "bf16"]
 Kv = Literal["same", "fp8", "int8"]
 
 MIN_SPLIT_LEN = 512
-"""Positions of a split at least: its partial result (8 * D + 16 bytes a head and row, written and read) is then 2 % of a
-decode step's bytes with 4 heads a group over fp16 pools, 4 % over bytes; and 8 KV heads at 4096 positions make 64 programs
-a sequence, enough for 132 SMs from two sequences on."""
+"""Positions of a split at least. Its partial result (8 * D + 16 bytes a head and row, written and read) is then 2 % of
+a decode step's bytes with 4 heads a group over fp16 pools, 4 % over bytes; and 8 KV heads at 4096 positions make 64
+programs a sequence, enough for 132 SMs from three sequences on."""
 
 NO_WINDOW = 1 << 30  # `reach` where a row sees every position before it
 _COMBINE_SPLITS = 16  # splits that `combine` adds at once
@@ -73,9 +73,9 @@ class Tile:
 def decode_tile(attention: Attention, query_rows: int = 1) -> Tile:
     """Return decode's tile for up to query_rows rows a sequence.
 
-    Memory bound: what counts is bytes under way. 64 positions of 128 fp16 numbers, K and V, are 32 KB a stage; two stages
-    fit sm86's and sm89's 100 KB twice over with the tile of p, three fit a Hopper SM twice. 4 warps: more would share 16
-    rows of products with nothing to do.
+    Memory bound: what counts is bytes under way. 64 positions of 128 fp16 numbers, K and V, are 32 KB a stage; two
+    stages fit sm86's and sm89's 100 KB twice over with the tile of p, three fit a Hopper SM twice. 4 warps: more
+    would share 16 rows of products with nothing to do.
     """
     m = max(16, power_of_two(attention.group * query_rows))
     row_bytes = attention.padded_dim * 2
@@ -88,15 +88,22 @@ def decode_tile(attention: Attention, query_rows: int = 1) -> Tile:
 def prefill_tile(attention: Attention) -> Tile:
     """Return prefill's tile.
 
-    Arithmetic bound. Hopper: 128 rows are two warp groups of 64, which wgmma needs; acc takes D / 2 registers a thread and
-    128 positions 64 for their scores: 254 of 255 registers at D = 128, so D = 256 halves the positions. Before Hopper mma
-    reads its operands from registers: 128 rows over 8 warps share each K and V that was read, 64 positions spill 8 bytes at
-    D = 128, and 32 leave room for two programs in sm86's 100 KB. At D = 256 acc alone would be 128 registers: 64 rows.
+    Arithmetic bound. Hopper: 128 rows are two warp groups of 64, which wgmma needs; acc takes D / 2 registers a
+    thread and 128 positions 64 for their scores: 254 of 255 registers at D = 128, so D = 256 halves the positions.
+    Before Hopper mma reads its operands from registers: 128 rows over 8 warps share each K and V that was read, 64
+    positions spill 8 bytes at D = 128, and 32 leave room for two programs in sm86's 100 KB. At D = 256 acc alone
+    would be 128 registers: 64 rows; and decoded codes are whole tiles in registers, each warp its own copy: 32 rows
+    over 4 warps are what does not spill.
     """
+    m, num_warps = 128, 8
     if attention.sm in (90, 100, 103):
-        n = {64: 128, 128: 128, 256: 64}.get(attention.padded_dim, 128)
-        return Tile(128, n, 8, 2)
-    return Tile(64, 32, 8, 2) if attention.padded_dim > 128 else Tile(128, 32, 8, 2)
+        n = 128 if attention.padded_dim <= 128 else 64
+    elif attention.padded_dim <= 128:
+        n = 64 if attention.padded_dim <= 64 else 32
+    else:
+        n = 32
+        m, num_warps = (64, 8) if attention.kv == "same" else (32, 4)
+    return Tile(max(m, power_of_two(attention.group)), n, num_warps, 2)
 
 
 def decode_kernel(attention: Attention, query_rows: int = 1) -> Kernel:
@@ -169,7 +176,8 @@ def _kernel(
         constants["softcap"] = None
     signature |= dict.fromkeys(("reach", *numbers), "i32")
     constants |= {"M": tile.m, "N": tile.n, "D": attention.head_dim, "DP": attention.padded_dim, "KV": kv}
-    name = f"attention_{function}_{dtype}_{kv}_d{attention.head_dim}_m{tile.m}n{tile.n}w{tile.num_warps}s{tile.num_stages}"
+    name = f"attention_{function}_{dtype}_{kv}_d{attention.head_dim}"
+    name += f"_m{tile.m}n{tile.n}w{tile.num_warps}s{tile.num_stages}"
     return Kernel(
         op="paged_attention",
         name=name + ("_cap" if attention.has_softcap else ""),
@@ -190,7 +198,7 @@ def split_len(
     query_rows: int = 1,
     budget: int = 256 << 20,
 ) -> int:
-    """Return the positions of a split for an engine: MIN_SPLIT_LEN, doubled until the workspace fits the budget (bytes).
+    """Return the positions of an engine's splits: MIN_SPLIT_LEN, doubled until the workspace fits the budget (bytes).
 
     It decides bits (kernels.py), so it is chosen once for an engine and not by the step.
     """
@@ -262,14 +270,24 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+_SHOWN = (("fp16", 128, "same"), ("fp16", 128, "fp8"), ("fp16", 256, "same"), ("bf16", 128, "same"))
+
+
 def catalog(sm: int = 80) -> list[Kernel]:
-    """Return the kernels that are compiled ahead of time for an SM; decode for groups of up to 16 rows."""
+    """Return the kernels that are compiled ahead of time for an SM; decode for groups of up to 16 rows.
+
+    Every combination for sm80 and sm90; elsewhere those that show whether the rest compile and fit, the largest among
+    them: compiling all for all would take twice as long.
+    """
     kernels = []
     dtypes: tuple[Dtype, ...] = ("fp16", "bf16") if sm >= 80 else ("fp16",)
     kinds: tuple[Kv, ...] = ("same", "fp8", "int8")
     for dtype in dtypes:
         for head_dim in (64, 128, 256):
             for kv in kinds:
+                shown = (dtype, head_dim, kv) in _SHOWN
+                if sm not in (80, 90) and not shown:
+                    continue
                 attention = Attention(dtype, kv, 8, 1, head_dim, sm=sm)
                 kernels += [decode_kernel(attention), prefill_kernel(attention)]
                 if kv != "int8":
