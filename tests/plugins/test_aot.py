@@ -200,12 +200,13 @@ def fake(spilled_sm: int = 0, shared_bytes: int = 512) -> Any:
     """Return a compiler of nothing, whose kernels spill on one SM."""
 
     def compile_tasks(tasks: Sequence[tuple[Kernel, int]], *_: Any, **__: Any) -> list[aot.CompiledKernel]:
+        def took(sm: int) -> Resources:
+            return Resources(40, 8, 4 * (sm == spilled_sm), 0, 0, 1024)
+
         return [
-            aot.CompiledKernel(
-                kernel, sm, "f", b"cubin", "ptx", shared_bytes, 4, Resources(40, 8, 4 * (sm == spilled_sm), 0, 0, 1024), 0.25
-            )
+            aot.CompiledKernel(kernel, sm, "f", b"cubin", "ptx", shared_bytes, 4, took(sm), 0.25)
             for kernel, sm in tasks
-        ]  # fmt: skip
+        ]
 
     return compile_tasks
 
