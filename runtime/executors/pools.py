@@ -76,7 +76,11 @@ class Pools:
         self._host: PinnedMemory | None = None
         self._num_host_blocks = 0
         self._address: int | None = context.alloc(self.num_bytes)
-        context.zero(self._address, self.num_bytes, stream)
+        try:
+            context.zero(self._address, self.num_bytes, stream)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def tensor_shape(self) -> tuple[int, int, int, int]:
