@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,14 +12,14 @@ SM = 90
 
 def cubins(directory: Path) -> None:
     """Write directory/kernels: every kernel of the catalog for SM 90, with its kernels.json."""
+    from cubin_launch import source_key
     from plansmith.plugins import aot, bundle, catalog
 
     kernels = catalog.catalog(SM)
     compiled = aot.compile_kernels(kernels, [SM], cache_dir=directory.parent / "gpu-kernel-cache")
     target = directory / "kernels"
     shutil.rmtree(target, ignore_errors=True)
-    key = hashlib.sha256(json.dumps([repr(kernel) for kernel in kernels]).encode()).hexdigest()
-    files = bundle.write_bundle(target, compiled, aot.triton_version(), key)
+    files = bundle.write_bundle(target, compiled, aot.triton_version(), source_key(kernels))
     print(f"{len(kernels)} kernels, {sum(file.stat().st_size for file in files)} bytes", file=sys.stderr)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,14 @@ from plansmith.runtime.executors.kernel_bundle import EXTRA_POINTERS, KernelBund
 
 C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
 PLAIN_SHARED_BYTES = 48 << 10
+
+
+def source_key(kernels: Sequence[Kernel]) -> str:
+    """Return the hash of the kernels and of all sources of plugins/, so that no older cubin is taken for today's."""
+    found = hashlib.sha256("\n".join(map(repr, kernels)).encode())
+    for path in sorted(Path(torch_launch.__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 class CubinLauncher:

@@ -1,11 +1,10 @@
 """Kernels compiled ahead of time, launched through the driver as an engine does, against exact references.
 
-The cubins are those that bench/gpu/pack.sh compiled and carried; where there are none they are compiled here.
+The cubins are those that bench/gpu/pack.sh compiled and carried, if of the same sources; else they are compiled here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import tempfile
@@ -15,7 +14,7 @@ import check_kv_write
 import torch
 from attention_problem import Case, Problem, bound, relative_errors
 from bench_device import Device
-from cubin_launch import CubinLauncher
+from cubin_launch import CubinLauncher, source_key
 from finding import Findings
 from plansmith.plugins import aot, bundle, catalog
 from plansmith.plugins.kernel import Kernel
@@ -63,15 +62,21 @@ def open_bundle(
     device: Device, findings: Findings, kernels: list[Kernel], scratch: Path
 ) -> kernel_bundle.KernelBundle:
     """Return the carried bundle, or one compiled now."""
-    folder = CARRIED
-    if device.dry_run or not (CARRIED / kernel_bundle.BUNDLE_NAME).exists():
+    folder, key = CARRIED, source_key(kernels)
+    if device.dry_run or carried_key() != key:
         folder = scratch / "kernels"
-        key = hashlib.sha256(repr(kernels).encode()).hexdigest()
         bundle.write_bundle(folder, compiled(device, findings, kernels), aot.triton_version(), key)
     loaded = kernel_bundle.load(folder, device.sm())
     where = "carried" if folder == CARRIED else "compiled here"
     findings.note("bundle", f"{len(loaded.kernels)} kernels, triton {loaded.entry.triton_version}, {where}")
     return loaded
+
+
+def carried_key() -> str | None:
+    """Return what the carried cubins were made of, None where none are carried."""
+    if not (CARRIED / kernel_bundle.BUNDLE_NAME).exists():
+        return None
+    return kernel_bundle.read_bundle(CARRIED).key
 
 
 def compiled(device: Device, findings: Findings, kernels: list[Kernel]) -> list[aot.CompiledKernel]:

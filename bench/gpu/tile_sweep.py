@@ -7,7 +7,6 @@ JIT would compile them one after another, which is most of a sweep's time.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from attention_problem import Problem
 from bench_device import Device
-from cubin_launch import CubinLauncher
+from cubin_launch import CubinLauncher, source_key
 from finding import Findings
 from plansmith.plugins import aot, bundle
 from plansmith.plugins.kernel import Kernel
@@ -104,7 +103,6 @@ def _launcher(
         if isinstance(one, Error):
             findings.skip(f"sweep {what} {kernel.name}", str(one)[:160], minor=True)
     folder = scratch / "kernels"
-    key = hashlib.sha256(repr(list(kernels)).encode()).hexdigest()
     good = [one for one in made if isinstance(one, aot.CompiledKernel)]
-    bundle.write_bundle(folder, good, aot.triton_version(), key)
+    bundle.write_bundle(folder, good, aot.triton_version(), source_key(kernels))
     return CubinLauncher(kernel_bundle.load(folder, device.sm()), device.dry_run)
