@@ -31,7 +31,10 @@ def build(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            "-t", "--target", help="What to build for, with commas between or repeated: cpu, sm89, rtx, ..."
+            "-t",
+            "--target",
+            help="What to build for, with commas between or repeated: cpu, sm89, rtx, ...; sm90 and other GPUs of "
+            "TensorRT 11 on a machine that has them",
         ),
     ] = None,
     precision: Annotated[

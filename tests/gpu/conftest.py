@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from plansmith.runtime.errors import UnsupportedError
 from plansmith.runtime.executors.cuda import Context, Driver, load_bindings
+
+_TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(_TESTS), str(_TESTS / "builder")]  # tiny models in every quantized form
 
 
 @pytest.fixture(scope="session")
