@@ -88,10 +88,15 @@ def driver_call(
                 if error is not None and not (release and self.streams.fault):
                     return (self.error(error), *[None] * results)
                 done = method(self, *args, **kwargs)
-                error = self.fault_error() or (failure and (failure.error or _usual_error(name)))
-                if isinstance(done, str) or error:
+                fault = self.fault_error() if needs != "nothing" else None
+                error = fault or (failure and (failure.error or _usual_error(name)))
+                if isinstance(done, str):
                     return (self.error(error or done), *[None] * results)
                 out = done if isinstance(done, tuple) else () if done is None else (done,)
+                if error:
+                    for one in out if release else ():
+                        self.handles.forget(int(one))  # the caller never gets it
+                    return (self.error(error), *[None] * results)
                 assert len(out) == results, name
                 return (self.error("CUDA_SUCCESS"), *out)
 
@@ -102,7 +107,8 @@ def driver_call(
 
 
 def _usual_error(name: str) -> str:
-    allocates = "Alloc" in name or name in ("cuGraphInstantiate", "cuLibraryLoadData", "cuModuleLoadData")
+    makes = ("Alloc", "Create", "Instantiate", "LoadData", "CtxRetain")
+    allocates = any(word in name for word in makes)
     return "CUDA_ERROR_OUT_OF_MEMORY" if allocates else "CUDA_ERROR_UNKNOWN"
 
 
@@ -132,6 +138,11 @@ class Handles:
         if one is not None:
             self._gone.setdefault(kind, set()).add(number)
         return one
+
+    def forget(self, number: int) -> None:
+        """Drop an object that nobody was given."""
+        for live in self._live.values():
+            live.pop(number, None)
 
     def was(self, kind: str, number: int) -> bool:
         """Return whether the number was an object's that has been destroyed."""

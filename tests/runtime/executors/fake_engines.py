@@ -42,13 +42,18 @@ class RtxEngine:
         return (self.path / "targets" / TARGET / "draft" / "model.plan").read_bytes()
 
     def plan(self, **options: Any) -> Plan:
-        """Return what the plan file holds; options : see rtx_plan."""
-        return rtx_plan(onnx.load(self.graph), self.spec, self.limits, sms=(TARGET,), **options)
+        """Return what the plan file holds; options : fields of it that are to be other ones."""
+        return dataclasses.replace(_plan(self.graph, self.spec, self.limits), **options)
 
     def draft_plan(self, **options: Any) -> Plan:
         """Return what the draft's plan file holds."""
         assert self.draft_graph is not None
-        return rtx_plan(onnx.load(self.draft_graph), self.spec, self.limits, sms=(TARGET,), **options)
+        return dataclasses.replace(_plan(self.draft_graph, self.spec, self.limits), **options)
+
+
+@functools.cache
+def _plan(graph: Path, spec: DecoderSpec, limits: Limits) -> Plan:
+    return rtx_plan(onnx.load(graph), spec, limits, sms=(TARGET,))
 
 
 def build_rtx(

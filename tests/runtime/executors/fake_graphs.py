@@ -71,7 +71,7 @@ class Graphs:
             return "CUDA_ERROR_ILLEGAL_STATE"
         stream.capture = Capture(_MODES[int(mode)], threading.get_ident())
 
-    @driver_call(1)
+    @driver_call(1, release=True)
     def cuStreamEndCapture(self: Any, hStream):
         stream = self.stream(hStream)
         if stream is None:

@@ -54,7 +54,8 @@ class Allocation:
         start = self.address - self._backing.ctypes.data
         self.bytes: Bytes = self._backing[start : start + size]
         self._guards = (self._backing[start - GUARD : start], self._backing[start + size :][:GUARD])
-        self.bytes[:] = _FRESH
+        if kind != "engine":  # nobody sees what TensorRT has in its own
+            self.bytes[:] = _FRESH
         for guard in self._guards:
             guard[:] = _GUARDED
 
@@ -69,7 +70,8 @@ class Allocation:
 
     def free(self) -> None:
         """Poison it; it is kept, so that later accesses are found."""
-        self.bytes[:] = _FREED
+        if self.kind != "engine":
+            self.bytes[:] = _FREED
         self.freed_at = caller()
 
     def broken_guard(self) -> int | None:

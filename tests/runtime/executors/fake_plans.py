@@ -87,7 +87,6 @@ def rtx_plan(
     *,
     sms: Sequence[str],
     mixed: bool = False,
-    streamable_bytes: int = 0,
 ) -> Plan:
     """Return the plan of a lowered graph, with the profiles and tensors that it is compiled with."""
     session = ReferenceEvaluator(model, new_ops=[InPlaceUpdate, TRT_Attention, TRT_FP4DynamicQuantize])
@@ -116,7 +115,6 @@ def rtx_plan(
         outputs=shapes,
         run=run,
         sms=tuple(sms),
-        streamable_bytes=streamable_bytes,
     )
 
 

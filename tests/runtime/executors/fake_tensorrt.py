@@ -93,9 +93,11 @@ class FakeRuntime:
                 return self.fail(f"Engine was not built for the current device ({sm})")
             if module.call("deserialize"):
                 return self.fail("Deserialization failed")
-            weights = cuda.memory.allocate(max(1, plan.weights_bytes), "engine", "weights of an engine")
+            # Streamable weights come to the device with a budget or a context: they may be more than it holds.
+            size = max(1, plan.weights_bytes - plan.streamable_bytes)
+            weights = cuda.memory.allocate(size, "engine", "weights of an engine")
             if weights is None:
-                return self.fail(f"OutOfMemory: Requested size was {plan.weights_bytes} bytes")
+                return self.fail(f"OutOfMemory: Requested size was {size} bytes")
             return Engine(self, plan, weights)
 
     def fail(self, message: str) -> None:
@@ -116,6 +118,7 @@ class Engine:
         self._module = runtime.module
         self._budget = plan.streamable_bytes
         self._num_contexts = 0
+        self._is_streaming_set = plan.streamable_bytes == 0
         self.name = "double"
         self.weights_loaded = True
         self._module.cuda.trt_objects.add(self)
@@ -179,21 +182,25 @@ class Engine:
 
     @weight_streaming_budget_v2.setter
     def weight_streaming_budget_v2(self, budget: int) -> None:
-        memory = self._module.cuda.memory
         if self._num_contexts or budget < 0 or not self._plan.streamable_bytes:
             self._runtime.fail("The weight streaming budget cannot be changed now")
-            return
-        budget = min(budget, self._plan.streamable_bytes)
-        memory.free(self._weights.address, "engine")
-        size = max(1, self._plan.weights_bytes - self._plan.streamable_bytes + budget)
-        made = memory.allocate(size, "engine", "weights of an engine")
-        if made is None:
-            made = memory.allocate(1, "engine", "weights of an engine")
-            self._runtime.fail("OutOfMemory: weights do not fit")
         else:
-            self._budget = budget
-        assert made is not None
-        self._weights = made
+            self._stream(min(budget, self._plan.streamable_bytes))
+
+    def _stream(self, budget: int) -> bool:
+        """Bring so many bytes of the streamable weights to the device, False where they do not fit."""
+        memory, plan = self._module.cuda.memory, self._plan
+        memory.free(self._weights.address, "engine")
+        for one in (budget, 0):
+            size = max(1, plan.weights_bytes - plan.streamable_bytes + one)
+            made = memory.allocate(size, "engine", "weights of an engine")
+            if made is not None:
+                self._weights = made
+                break
+            self._runtime.fail(f"OutOfMemory: weights of {size} bytes do not fit")
+        if one == budget:
+            self._budget, self._is_streaming_set = budget, True
+        return one == budget
 
     def create_runtime_config(self) -> RuntimeConfig:
         return RuntimeConfig(self._module)
@@ -206,6 +213,8 @@ class Engine:
                 return self._runtime.fail("no context is current")
             if self._module.call("create_context"):
                 return self._runtime.fail("Creating the context failed")
+            if not self._is_streaming_set and not self._stream(self._plan.streamable_bytes):
+                return None
             config = runtime_config
             if not isinstance(config, RuntimeConfig):
                 config = RuntimeConfig(self._module)

@@ -343,19 +343,25 @@ def test_weights_take_device_memory_until_the_engine_goes(rtx_engine: Callable[.
 def test_weights_stream_from_the_host(rtx_engine: Callable[..., Any]) -> None:
     engine = rtx_engine()
     program = Program(engine)
-    program.trt.know(engine.plan(streamable_bytes=100_000), engine.plan_bytes)
-    before = program.cuda.memory.device_bytes
+    plan = engine.plan(streamable_bytes=100_000)
+    program.trt.know(plan, engine.plan_bytes)
+    memory = program.cuda.memory
+    before = memory.device_bytes
     trt_engine = program.trt.Runtime(program.log).deserialize_cuda_engine(engine.plan_bytes)
-    full = program.cuda.memory.device_bytes - before
+    assert memory.device_bytes - before == pytest.approx(plan.weights_bytes - 100_000, abs=512)
     scratch = trt_engine.device_memory_size_v2
     assert trt_engine.weight_streaming_budget_v2 == trt_engine.streamable_weights_size == 100_000
     trt_engine.weight_streaming_budget_v2 = 20_480
-    assert full - (program.cuda.memory.device_bytes - before) == pytest.approx(100_000 - 20_480, abs=512)
+    assert memory.device_bytes - before == pytest.approx(plan.weights_bytes - 100_000 + 20_480, abs=512)
     assert trt_engine.device_memory_size_v2 == scratch + trt_engine.weight_streaming_scratch_memory_size
     context = trt_engine.create_execution_context()
     trt_engine.weight_streaming_budget_v2 = 0  # not beside a context
     assert trt_engine.weight_streaming_budget_v2 == 20_480
     del context
+    gc.collect()
+    memory.total_bytes = memory.device_bytes
+    trt_engine.weight_streaming_budget_v2 = 100_000
+    assert "OutOfMemory" in program.log.lines[-1]
 
 
 def test_runtime_caches_fit_their_version_and_device(

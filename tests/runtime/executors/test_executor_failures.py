@@ -1,0 +1,238 @@
+"""What goes wrong on a GPU is an error in words, and whatever went wrong, everything is released."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machine import Machine
+from plansmith.runtime.engine import Engine, SamplingParams
+from plansmith.runtime.errors import (
+    CudaError,
+    EngineFileError,
+    Error,
+    ExecutorError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+PROMPTS = [[1, 5, 9, 33], list(range(10, 40))]
+GetEngine = Callable[..., Any]
+
+
+def serve(machine: Machine, path: Path, **options: Any) -> list[list[int]]:
+    """Open, answer with copies of blocks on the way, close; everything step by step in this thread."""
+    with machine.engine(path, manual_step=True, host_cache_bytes=1 << 16, **options) as engine:
+        out = [list(one.token_ids) for one in engine.generate(PROMPTS, GREEDY)]
+        out += [list(one.token_ids) for one in engine.generate([[*PROMPTS[1][:11], 7]], GREEDY)]
+    return out
+
+
+def serve_with_failure(built: Any, nth: int) -> tuple[Machine, Any]:
+    """Let the nth call of driver or TensorRT fail; return what came of serving."""
+    machine = Machine(built)
+    machine.cuda.calls.fail(nth=nth)
+    outcome: Any = None
+    try:
+        outcome = serve(machine, built.path, cuda_graphs="own")
+    except Error as failure:
+        outcome = failure
+    return machine, outcome
+
+
+@pytest.fixture(scope="module")
+def good(rtx_engine: GetEngine) -> tuple[Any, list[str], list[list[int]]]:
+    """Return the engine, the calls of a run in which nothing fails, and its tokens."""
+    built = rtx_engine()
+    machine = Machine(built)
+    out = serve(machine, built.path, cuda_graphs="own")
+    assert machine.problems() == []
+    return built, machine.cuda.calls.names, out
+
+
+def indices(names: list[str], most_each: int) -> list[int]:
+    """Return call numbers, 1 = the first: the first few of each name, which is every place where one is made."""
+    seen: dict[str, int] = {}
+    chosen = []
+    for i, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] <= most_each:
+            chosen.append(i + 1)
+    return chosen
+
+
+def test_whichever_call_fails_nothing_is_left(good: Any) -> None:
+    """The first calls of each name fail, one a run: the tokens are right or there is an error in words."""
+    built, names, wanted = good
+    for nth in indices(names, 2):
+        machine, outcome = serve_with_failure(built, nth)
+        assert machine.cuda.calls.failed, nth
+        what = f"call {nth}, {machine.cuda.calls.failed[0]}: {outcome}"
+        assert machine.problems() == [], what
+        if isinstance(outcome, Error):
+            assert isinstance(
+                outcome, CudaError | OutOfMemoryError | ExecutorError | UnsupportedError | EngineFileError
+            ), what
+            assert len(str(outcome)) > 20, what
+        else:
+            assert outcome == wanted, what
+
+
+@pytest.mark.parametrize("nth", [1, 3, 6, 9])
+def test_a_broken_device_is_an_error_for_every_request_after_it(good: Any, nth: int) -> None:
+    built, _, _ = good
+    machine = Machine(built)
+    with machine.engine(built.path, manual_step=True) as engine:
+        machine.cuda.fault_at(nth)
+        for _ in range(3):
+            with pytest.raises(ExecutorError, match=r"ILLEGAL_ADDRESS|illegal address") as caught:
+                engine.generate(PROMPTS, GREEDY)
+        assert "restart the process" in str(caught.value) or "does nothing any more" in str(caught.value)
+    gc.collect()
+    assert [one for one in machine.problems() if "leak" in one or "use after" in one] == []
+
+
+def test_a_step_that_fails_fails_its_requests_alone(good: Any) -> None:
+    built, _, wanted = good
+    machine = Machine(built)
+    with machine.engine(built.path, manual_step=True, cuda_graphs="off") as engine:
+        machine.cuda.calls.fail("trt.run", nth=3)
+        with pytest.raises(ExecutorError, match=r"tensorrt_rtx refuses the run: .*Enqueue failed"):
+            engine.generate(PROMPTS, GREEDY)
+        assert [list(one.token_ids) for one in engine.generate(PROMPTS, GREEDY)] == wanted[:2]
+    assert machine.problems() == []
+
+
+def test_a_machine_without_a_driver(rtx_engine: GetEngine) -> None:
+    built = rtx_engine()
+    for options, words in (
+        ({"missing": True}, r"no working NVIDIA driver.*nvidia-smi.*open the cpu target"),
+        ({"num_devices": 0}, r"the driver sees no GPU .*CUDA_VISIBLE_DEVICES"),
+        ({"version": 11080}, r"driver"),
+    ):
+        machine = Machine(built, **options)
+        with pytest.raises(UnsupportedError, match=words):
+            machine.engine(built.path)
+        assert machine.problems() == []
+        # What runs anyway: the cpu target, by its name and by "auto".
+        with machine.engine(built.path, target="auto", num_threads=1) as engine:
+            assert engine.generate([[5]], GREEDY)
+
+
+def test_a_wrong_gpu_is_named_with_what_to_build(rtx_engine: GetEngine) -> None:
+    built = rtx_engine()
+    for sm, words in (
+        (
+            (7, 5),
+            r"NVIDIA Double\) is sm75, the plan of target sm89 .* runs on sm89; build one that does with: ",
+        ),
+        ((12, 1), r"is sm121"),
+    ):
+        machine = Machine(built, sm=sm)
+        with pytest.raises(UnsupportedError, match=words):
+            machine.engine(built.path)
+        assert machine.problems() == []
+
+
+def test_devices_are_chosen_by_index_and_uuid(rtx_engine: GetEngine) -> None:
+    built = rtx_engine()
+    for device in (0, "0", "GPU-00010203", "GPU-0001"):
+        machine = Machine(built)
+        machine.engine(built.path, device=device).close()
+        assert machine.problems() == []
+    machine = Machine(built)
+    with pytest.raises(
+        UnsupportedError, match=r"device '3' is not there; choose one of 0: NVIDIA Double, sm89, GPU-"
+    ):
+        machine.engine(built.path, device=3)
+
+
+def test_too_little_memory_is_said_with_what_would_fit(rtx_engine: GetEngine) -> None:
+    built = rtx_engine()
+    for total, options, words in (
+        (
+            2 << 20,
+            {},
+            r"does not fit on NVIDIA Double \(device 0\): .* free, and it takes weights .*what helps",
+        ),
+        (
+            16 << 20,
+            {"kv_cache_bytes": 1 << 30},
+            r"does not fit .*KV cache 1.0 GiB; what helps: open it with kv_cache_bytes of at most \d+",
+        ),
+    ):
+        machine = Machine(built, total_bytes=total)
+        with pytest.raises(OutOfMemoryError, match=words):
+            machine.engine(built.path, **options)
+        assert machine.problems() == []
+
+
+def test_pools_get_their_share_of_what_is_free(rtx_engine: GetEngine) -> None:
+    built = rtx_engine()
+    machine = Machine(built, total_bytes=32 << 20)
+    with machine.engine(built.path, kv_cache_bytes=0, kv_cache_free_gpu_mem_fraction=0.5) as engine:
+        stats = engine.stats()
+        assert 0.3 * (32 << 20) < stats.kv_cache_bytes <= 0.5 * (32 << 20)
+        assert engine.generate([[5]], GREEDY)
+    assert machine.problems() == []
+
+
+def test_a_plan_that_is_not_the_manifests_is_refused(rtx_engine: GetEngine) -> None:
+    built, other = rtx_engine(), rtx_engine("qwen3")
+    machine = Machine(built)
+    machine.trt.plans.clear()
+    with pytest.raises(EngineFileError, match=r"cannot read the plan: .*Serialization"):
+        machine.engine(built.path)
+    machine.trt.know(other.plan(), built.plan_bytes)
+    changed = dataclasses.replace(
+        built.plan(), tensors=tuple(one for one in built.plan().tensors if one.name != "kv_lens")
+    )
+    machine.trt.know(changed, built.plan_bytes)
+    with pytest.raises(EngineFileError, match=r"is not the one that manifest.json describes: .*kv_lens"):
+        machine.engine(built.path)
+    assert machine.problems() == []
+
+
+def test_closing_in_every_state_leaves_nothing(rtx_engine: GetEngine) -> None:
+    """After opening, between steps, with requests queued and running, twice, and never opened."""
+    built = rtx_engine()
+    for steps in (0, 1, 2, 5):
+        machine = Machine(built)
+        engine = machine.engine(built.path, manual_step=True)
+        for prompt in PROMPTS:
+            engine.submit(prompt, GREEDY)
+        for _ in range(steps):
+            engine.step()
+        engine.close()
+        engine.close()
+        assert machine.problems() == [], steps
+    machine = Machine(built)
+    executor = machine.executor(built.path)
+    executor.close()
+    executor.close()
+    del executor
+    assert machine.problems() == []
+    machine = Machine(built)
+    with machine.engine(built.path) as engine:  # with a thread of its own, in the middle of its steps
+        for prompt in PROMPTS:
+            engine.submit(prompt, dataclasses.replace(GREEDY, max_tokens=60))
+    assert machine.problems() == []
+
+
+def test_weights_that_do_not_fit_stay_on_the_host(rtx_engine: GetEngine) -> None:
+    built = rtx_engine()
+    with Engine.open(built.path, num_threads=1) as cpu:
+        wanted = [list(one.token_ids) for one in cpu.generate(PROMPTS, GREEDY)]
+    # Of 400 MB nearly all can stream; 256 MB of a device are left to CUDA where not all fit.
+    plan = dataclasses.replace(built.plan(), weights_bytes=400 << 20, streamable_bytes=390 << 20)
+    for total in (600 << 20, 900 << 20):
+        machine = Machine(total_bytes=total)
+        machine.trt.know(plan, built.plan_bytes)
+        with machine.engine(built.path) as engine:
+            assert [list(one.token_ids) for one in engine.generate(PROMPTS, GREEDY)] == wanted
+        assert machine.problems() == []
