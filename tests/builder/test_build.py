@@ -26,6 +26,7 @@ from plansmith.runtime.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
+from plansmith.runtime.executors.kernel_bundle import load
 from plansmith.runtime.manifest import Manifest, load_manifest
 
 LIMITS = {"max_batch_size": 4, "max_num_tokens": 32, "max_seq_len": 64, "tokens_per_block": 8}
@@ -421,4 +422,8 @@ def test_a_real_gpu_plan(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
     assert target.sm == ("sm89",) and "compute_capability=sm89" in target.flags
     assert target.files[0].size > 100_000
     assert target.profiles == ("decode", "prefill")
+    pytest.importorskip("triton")
+    folder = manifest.kernels_dir("sm89")
+    assert folder is not None and report.targets["sm89"].notes == ()
+    assert all(kernel.cubin[:4] == b"\x7fELF" for kernel in load(folder, 89).kernels.values())
     assert list(out.parent.iterdir()) == [out]
