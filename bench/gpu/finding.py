@@ -78,9 +78,9 @@ class Findings:
             verdict = MET if ratio >= goal else MISSED
         self.add(Row(case, verdict, value, unit, peer, peer_value, ratio, goal, detail, minor))
 
-    def note(self, case: str, text: str) -> None:
+    def note(self, case: str, text: str, minor: bool = False) -> None:
         """Tell something in words."""
-        self.add(Row(case, NOTE, detail=text))
+        self.add(Row(case, NOTE, detail=text, minor=minor))
 
     def skip(self, case: str, reason: str, minor: bool = False) -> None:
         """Tell that something was not run, and why."""

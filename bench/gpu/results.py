@@ -92,7 +92,7 @@ def summary(report: dict[str, Any]) -> str:
     return text + ("; dry run: no time here is a measurement" if report["dry_run"] else "")
 
 
-HEADER = ("stage", "case", "value", "beside", "ratio", "verdict")
+HEADER = ("stage", "verdict", "case", "value", "beside", "ratio")
 
 
 def table(report: dict[str, Any], most_right: int = 3) -> str:
@@ -107,28 +107,43 @@ def table(report: dict[str, Any], most_right: int = 3) -> str:
         shown = [row for row in stage["rows"] if not row["minor"] and row not in hidden]
         rows += [cells(name, row) for row in shown]
         if hidden:
-            rows.append((name, f"... and {len(hidden)} more", "", "", "", RIGHT))
+            rows.append((name, RIGHT, f"... and {len(hidden)} more", "", "", ""))
         if stage["status"] != "done":
-            rows.append((name, "the stage itself", f"{stage['seconds']} s", "", "", stage["status"].upper()))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+            rows.append((name, stage["status"].upper(), "the stage itself", f"{stage['seconds']} s", "", ""))
+    rows = [
+        (*row[:2], shortened(row[2], MOST_CASE), row[3], shortened(row[4], MOST_BESIDE), row[5])
+        for row in rows
+    ]
+    # What stands last in its row needs no room to its right.
+    widths = [max(len(row[i]) for row in rows if any(row[i + 1 :])) for i in range(len(HEADER) - 1)] + [0]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
+MOST_CASE, MOST_BESIDE = 60, 34
+
+
 def cells(stage: str, row: dict[str, Any]) -> tuple[str, ...]:
     """Return a row as text, in HEADER's order."""
     beside = f"{row['peer']} {number(row['peer_value'])}".strip() if row["peer"] else ""
+    if row["verdict"] == WRONG and row["value"] is not None:
+        beside = row["detail"]
     ratio = (
         number(row["ratio"]) + (f" (goal {row['goal']})" if row["goal"] else "")
         if row["ratio"] is not None
         else ""
     )
     value = (
-        f"{number(row['value'])} {row['unit']}".strip() if row["value"] is not None else row["detail"][:60]
+        f"{number(row['value'])} {row['unit']}".strip() if row["value"] is not None else row["detail"][:50]
     )
-    return (stage, row["case"], value, beside, ratio, row["verdict"])
+    return (stage, row["verdict"], row["case"], value, beside, ratio)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of `most` characters at most; the whole of it is in the JSON."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def number(value: float | str | None) -> str:

@@ -21,6 +21,7 @@ PACKAGES = (
     "tensorrt",
     "numpy",
 )
+SHOWN = ("torch", "triton", "transformers")
 QUERY = "name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"
 
 
@@ -28,7 +29,7 @@ def run(device: Device, findings: Findings) -> None:
     """Note what there is; measure copy bandwidth and the matrix rate, which the other stages' numbers stand beside."""
     findings.note("python", f"{platform.python_version()} on {platform.machine()}")
     for package in PACKAGES:
-        findings.note(package, _version(package))
+        findings.note(package, _version(package), minor=package not in SHOWN)
     if not device.dry_run:
         properties = torch.cuda.get_device_properties(0)
         findings.note("GPU", f"{properties.name}, sm{properties.major}{properties.minor}")

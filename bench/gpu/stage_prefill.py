@@ -63,7 +63,7 @@ def measure(device: Device, findings: Findings, case: str, dtype: str, rows: int
         if not worst <= 2 * bound(dtype):
             findings.note(f"{case}: {peer}", f"differs by {worst:.2e}, so it is not compared in time")
             del peers[peer]
-    findings.note(f"{case}: backends that take it", ", ".join(peers) or "none")
+    findings.note(f"{case}: backends that take it", ", ".join(peers) or "none", minor=True)
     times = device.times({"ours": found.attend, **peers}, rounds=9)
     operations = found.cost().num_operations
     rates = {who: operations / seconds / 1e12 for who, seconds in times.items()}

@@ -8,6 +8,7 @@ import torch
 from bench_device import Device
 from finding import Findings
 from sampling_problem import SamplingProblem
+from stages import GOALS
 
 TIMED = ("greedy", "temperature", "top-p", "top-k", "penalties", "mask")
 
@@ -26,7 +27,16 @@ def run(device: Device, findings: Findings) -> None:
                 functions = {"ours": problem.sample, "torch": peer(problem, kind)}
                 times = device.times(functions, rounds=9)
                 value, beside = times["ours"] * 1e6, times["torch"] * 1e6
-                findings.rate(case, value, "us", "torch", beside, less_is_better=True)
+                findings.rate(
+                    case,
+                    value,
+                    "us",
+                    "torch",
+                    beside,
+                    GOALS["sampling"],
+                    less_is_better=True,
+                    minor=num_rows == 256,
+                )
 
 
 def peer(problem: SamplingProblem, kind: str) -> Callable[[], torch.Tensor]:

@@ -101,3 +101,14 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert {stage["status"] for stage in report["stages"].values()} == {"done"}
     assert "WRONG" not in [verdict for stage in report["stages"] for verdict in verdicts(report, stage)]
+
+
+@pytest.mark.slow
+def test_a_bundle_that_is_too_large_is_refused() -> None:
+    command = ["bash", str(ROOT / "bench" / "gpu" / "pack.sh")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=dict(os.environ, PYTHON=sys.executable, LIMIT_MIB="1")
+    )
+    assert done.returncode == 1
+    assert "too large by" in done.stderr
+    assert (ROOT / "build" / "gpu" / "kernels" / "kernels.json").exists()
