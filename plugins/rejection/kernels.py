@@ -4,7 +4,7 @@ compare and accept read a few numbers a sequence: limited by latency. totals and
 float32 weights: limited by memory's bytes.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton

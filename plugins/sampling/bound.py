@@ -5,7 +5,7 @@ weights reaches
 top_p of the whole holds the nucleus. Little is read: limited by latency. One program a row.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton
@@ -49,6 +49,14 @@ def wanted_units(top_p, total):
     wanted = top_p.to(tl.float64) * total.to(tl.float64)
     whole = wanted.to(tl.int64)
     return tl.maximum(whole + (whole.to(tl.float64) < wanted).to(tl.int64), 1)
+
+
+@triton.jit
+def behind_levels(sums, wanted, LEVELS: tl.constexpr):
+    """Return the first distance key behind the levels that hold too little."""
+    index = tl.arange(0, LEVELS)
+    is_short = (sums < wanted) & (index < LEVELS - 1)
+    return tl.max(tl.where(is_short, level(index).to(tl.int32, bitcast=True) + 1, 0), axis=0)
 
 
 @triton.jit

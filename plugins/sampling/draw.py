@@ -6,14 +6,14 @@ Reads some hundred candidates a row some ten times: limited by latency. A row wi
 is room for is read itself. One program a row.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
 from .arithmetic import FARTHEST, distance_key, weight, weight_units
-from .bound import sum_levels, wanted_units
+from .bound import behind_levels, sum_levels, wanted_units
 from .narrow import cuts, narrowed
 from .rows import (
     BAD_LOGITS,
@@ -258,12 +258,15 @@ def draw(
             kept_ties = tl.minimum(num_ties, top_k - num_below)
         if cut_p:
             total = units_below + kept_ties * weight_units(weight(last), weight_shift)
+            low = row * 0
             if ~cut_k:
-                total = tl.max(sum_levels(level_sums, row, chunks, LEVELS), axis=0)
+                sums = sum_levels(level_sums, row, chunks, LEVELS)
+                total = tl.max(sums, axis=0)
+                low = behind_levels(sums, wanted_units(float_word(words, 4), total), LEVELS)
             wanted = wanted_units(float_word(words, 4), total)
             last = _reach(
                 first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
-                vocab_size, weight_shift, row * 0, last, wanted, last, "weight", TILE,
+                vocab_size, weight_shift, low, last, wanted, last, "weight", TILE,
             )  # fmt: skip
             num_below, units_below, num_ties = _below(
                 first_key,

@@ -4,7 +4,7 @@ The next best token is in the first block with the best of all blocks' bests; on
 Reads a block and the blocks' bests for each of the at most 20: limited by latency. One program a row.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton

@@ -1,6 +1,6 @@
 """Selection by narrowing: the smallest number at which a count or a sum reaches its target, 4 bits a look."""
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton

@@ -31,7 +31,7 @@ def draw(logits: Float32Array, row: dict[str, Constant], edits: np.ndarray, mask
     best = int(np.argmax(x))
     if x[best] == -np.inf:
         return FORBIDDEN
-    temperature, top_p, min_p = (_F(row[name]) for name in ("temperature", "top_p", "min_p"))  # type: ignore[arg-type]
+    temperature, top_p, min_p = (_F(row[name]) for name in ("temperature", "top_p", "min_p"))
     top_k = int(row["top_k"] or 0)
     if temperature == 0 or top_k == 1:
         return best
@@ -58,7 +58,8 @@ def adjust(logits: Float32Array, edits: np.ndarray, mask: UInt32Array | None) ->
         edited = np.where(edited > 0, edited / edits["factor"], edited * edits["factor"])
         edited = edited - edits["minus"]
         x[ids] = np.where(edits["plus"] == -np.inf, _F(-np.inf), edited + edits["plus"])
-    return x
+    changed: Float32Array = x
+    return changed
 
 
 def kept(z: Float32Array, top_k: int, top_p: np.float32) -> Int64Array:
@@ -83,7 +84,8 @@ def weights(z: Float32Array) -> Float32Array:
     for term in (_F(1) / _F(120), _F(1) / _F(24), _F(1) / _F(6), _F(0.5), _F(1), _F(1)):
         p = p * r + term
     scale: Float32Array = ((n.astype(np.int32) + 127) << 23).astype(np.int32).view(np.float32)
-    return p * scale
+    found: Float32Array = p * scale
+    return found
 
 
 def weight_units(w: Float32Array, vocab_size: int) -> Int64Array:
@@ -115,7 +117,8 @@ def keyed_hash(key: tuple[int, int], x: UInt32Array) -> UInt32Array:
     x = (x ^ u(key[0])) * u(0xED5AD4BB)
     x = ((x ^ (x >> u(11))) + u(key[1])) * u(0xAC4C1B51)
     x = (x ^ (x >> u(15))) * u(0x31848BAB)
-    return x ^ (x >> u(14))
+    found: UInt32Array = x ^ (x >> u(14))
+    return found
 
 
 def draw_bits(key: tuple[int, int], ids: Int64Array) -> UInt32Array:
@@ -123,7 +126,8 @@ def draw_bits(key: tuple[int, int], ids: Int64Array) -> UInt32Array:
     u = np.uint32
     x = ids.astype(np.uint32)
     upper = keyed_hash(key, x // u(2)) >> (x % u(2) * u(16))
-    return (upper << u(16)) | (keyed_hash(key, x | u(0x80000000)) >> u(16))
+    found: UInt32Array = (upper << u(16)) | (keyed_hash(key, x | u(0x80000000)) >> u(16))
+    return found
 
 
 def exponential(bits: UInt32Array) -> Float64Array:

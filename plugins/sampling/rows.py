@@ -4,7 +4,7 @@ The words of a psm_sampling_row (plansmith.h): 0-1 seed, 2 output_idx, 3 tempera
 7 num_logprobs, 8-9 edits, 10 mask.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton

@@ -6,7 +6,7 @@ of the best; of rows with num_logprobs e^(x - best) of the raw logits. Reads suc
 if they fit there: limited by arithmetic of about 60 operations a logit. One program a chunk of a row.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 from __future__ import annotations
 
 import triton
