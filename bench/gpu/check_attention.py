@@ -53,13 +53,13 @@ def random_case(device: Device, chance: random.Random, i: int, step: str) -> Cas
     cap = chance.choice((0.0, 0.0, 20.0))
     attention = spec.Attention(dtype, kv, *heads, head_dim, has_softcap=cap > 0, sm=device.sm())  # type: ignore[arg-type]
     # Splits are whole tiles: 128 positions and more.
-    longest = device.pick(3000, 300)
+    longest, rows = device.pick((3000, 700), (300, 300))
     num = chance.randint(1, device.pick(9, 4))
     kv_lens = [chance.randint(1, longest) if chance.random() < 0.9 else 0 for _ in range(num)]
     query_rows = {"decode": 1, "prefill": 0, "mixed": 1, "verify": 4}[step]
     query_lens = []
     for length in kv_lens:
-        most = {"decode": 1, "prefill": longest, "mixed": chance.choice((1, longest)), "verify": 5}[step]
+        most = {"decode": 1, "prefill": rows, "mixed": chance.choice((1, rows)), "verify": 5}[step]
         query_lens.append(chance.randint(1, min(most, length)) if length else 0)
     return Case(
         attention,
