@@ -11,7 +11,7 @@ from ..errors import OutOfMemoryError
 from ..manifest import Manifest
 from .pools import BlockShape
 
-# Left to CUDA for modules, local memory of kernels and graphs when the plan itself decides how much it takes.
+# Left to CUDA for modules, local memory of kernels and graphs, on large devices.
 MARGIN = 256 << 20
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 # Bytes a weight, scales included, of the precisions that make a plan smaller.
@@ -86,7 +86,11 @@ class Demand:
         kv_cache_bytes : as asked for; 0 = whatever is left, at least one block
         """
         if self.left < max(kv_cache_bytes, self.shape.block_bytes):
-            raise OutOfMemoryError(f"{self._problem(kv_cache_bytes)}; {self._advice()}")
+            raise OutOfMemoryError(self.explain(kv_cache_bytes))
+
+    def explain(self, kv_cache_bytes: int) -> str:
+        """Say what takes how much, and what would fit."""
+        return f"{self._problem(kv_cache_bytes)}; {self._advice()}"
 
     def _problem(self, kv_cache_bytes: int) -> str:
         kv = f", KV cache {size_text(kv_cache_bytes)}" if kv_cache_bytes else ""
@@ -155,14 +159,14 @@ def kv_budget(
     return min(wanted, max_blocks * block_bytes)
 
 
-def weight_budget(streamable: int, free: int, others: int, kv_bytes: int) -> int:
+def weight_budget(streamable: int, free: int, others: int, kv_bytes: int, margin: int) -> int:
     """Return how many bytes of the streamable weights stay on the device; the rest comes over in every run.
 
     free : of the device, with no streamable weight on it; others : scratch, staging and what else is fixed
-    kv_bytes : what the pools must have
+    kv_bytes : what the pools must have; margin : what stays free
     raises OutOfMemoryError where not even the rest fits
     """
-    room = free - others - kv_bytes - MARGIN
+    room = free - others - kv_bytes - margin
     if room < 0:
         raise OutOfMemoryError(
             f"even with all weights on the host the plan takes {size_text(others)} beside {size_text(kv_bytes)} of KV "

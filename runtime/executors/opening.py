@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from .runtime_cache import RuntimeCache
 from .staging import aligned
 from .trt import GraphMode, Library, TrtPlan
 
+_log = logging.getLogger("plansmith.gpu")
 CPU = "cpu"
 AUTO = "auto"
 
@@ -162,12 +164,19 @@ class _Opening:
     library: Library
     context: Context
     kv_cache_bytes: int
+    fitted: Demand | None = None
 
     def parts(self) -> Parts:
         """Open everything but the pools."""
         stack = contextlib.ExitStack()
         try:
             return self._open(stack)
+        except OutOfMemoryError as error:
+            stack.close()
+            if self.fitted is None:
+                raise
+            # It seemed to fit: the driver rounds sizes up, and others take memory meanwhile.
+            raise OutOfMemoryError(f"{self.fitted.explain(self.kv_cache_bytes)} ({error})") from error
         except BaseException:
             stack.close()
             raise
@@ -181,7 +190,7 @@ class _Opening:
         plan = Plan(trt_plan, manifest, self.target)
         graph_mode = self._graph_mode()
         buckets = None
-        if graph_mode != "off":
+        if graph_mode != "off" or self.library.is_rtx:  # which compiles kernels for each shape
             width = -(-limits.max_seq_len // limits.tokens_per_block)
             buckets = Buckets(limits.max_batch_size, width)
         rows = plan.max_logits_rows + (buckets.max_padding if buckets else 0)
@@ -194,10 +203,14 @@ class _Opening:
         stack.callback(_quietly, context.free, logits)
         cache = self._cache(plan)
         blob = cache.load() if self.library.is_rtx else None
+        if cache.note:
+            _log.warning("%s", cache.note)
         contexts = []
         for profile in range(plan.num_profiles):
-            mode: GraphMode = graph_mode if plan.is_decode(profile) else "off"
-            one = trt_plan.context(profile, int(stream), mode, blob)
+            # Only decode runs come again with the same shapes.
+            repeats = plan.is_decode(profile)
+            mode: GraphMode = graph_mode if repeats else "off"
+            one = trt_plan.context(profile, int(stream), mode, repeats=repeats, cache=blob)
             stack.callback(one.close)
             one.set_scratch(address, scratch)
             contexts.append(one)
@@ -284,25 +297,31 @@ class _Opening:
         staging = sum(aligned(one) for one in plan.staging_bytes(self.free // shape.block_bytes + 1))
         weights = self._choose_weights(plan, logits + staging + shape.pool_bytes(reserve))
         scratch = plan.scratch_bytes()
-        self._demand(Footprint(weights, scratch, staging, logits), reserve).check(self.kv_cache_bytes)
+        demand = self._demand(Footprint(weights, scratch, staging, logits), reserve)
+        demand.check(self.kv_cache_bytes)
+        self.fitted = demand
         return scratch
 
     def _choose_weights(self, plan: Plan, others: int) -> int:
         """Return what the weights take of the device; those of a streaming plan that do not fit stay on the host."""
-        now = self.context.memory()[0]
         streamable = plan.trt.streamable_bytes
-        fixed = max(0, self.free - now)
         if streamable == 0:
-            return fixed
-        plan.trt.set_weight_budget(streamable)
-        demand = self._demand(Footprint(0, 0, 0, 0), 0)
-        kv = self.kv_cache_bytes or max(demand.sequence_bytes, self.total // 10)
-        if streamable + plan.scratch_bytes() + others + kv <= now:
-            return fixed + streamable
+            return max(0, self.free - self.context.memory()[0])
         plan.trt.set_weight_budget(0)  # the largest scratch: with room for the weights on their way
-        budget = memory.weight_budget(streamable, now, plan.scratch_bytes() + others, kv)
+        now = self.context.memory()[0]
+        sequence = self._demand(Footprint(0, 0, 0, 0), 0).sequence_bytes
+        kv = self.kv_cache_bytes or max(sequence, self.total // 10)
+        margin = min(memory.MARGIN, self.total // 64)
+        budget = memory.weight_budget(streamable, now, plan.scratch_bytes() + others, kv, margin)
         plan.trt.set_weight_budget(budget)
-        return fixed + budget
+        if budget < streamable:
+            _log.warning(
+                "%s of the weights of target %s stay in host memory and come over in every step: %s do not fit",
+                memory.size_text(streamable - budget),
+                self.target,
+                memory.size_text(streamable),
+            )
+        return max(0, self.free - now) + budget
 
 
 def _cache_bytes(plan: TrtPlan) -> bytes | None:

@@ -218,11 +218,15 @@ class TrtPlan:
                 f"{self.library.words()}"
             )
 
-    def context(self, profile: int, stream: int, graphs: GraphMode, cache: bytes | None = None) -> TrtContext:
+    def context(
+        self, profile: int, stream: int, graphs: GraphMode, *, repeats: bool, cache: bytes | None = None
+    ) -> TrtContext:
         """Return a context of a profile whose scratch memory the caller gives it.
 
         graphs : "own" makes TensorRT-RTX compile its kernels for a shape before they first run, so that what is
             captured afterwards are those
+        repeats : its runs have a few shapes that come again. TensorRT-RTX then compiles kernels for each in the
+            background; for a profile whose shapes are always new it would do nothing else
         cache : serialized kernels for TensorRT-RTX's compiler, of an earlier run; what does not fit is not used
         """
         kinds = self._module
@@ -232,11 +236,13 @@ class TrtPlan:
         else:
             config = self._engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(strategy)
+            kernels = kinds.DynamicShapesKernelSpecializationStrategy
+            if not repeats:
+                config.dynamic_shapes_kernel_specialization_strategy = kernels.NONE
+            elif graphs == "own":
+                config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
             if graphs == "library":
                 config.cuda_graph_strategy = kinds.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-            elif graphs == "own":
-                kernels = kinds.DynamicShapesKernelSpecializationStrategy
-                config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
             self._set_cache(config, cache)
             context = TrtContext(self.library, self._engine.create_execution_context(config))
         try:
