@@ -55,9 +55,8 @@ def check_available(target: TensorRtTarget) -> str:
     """
     version, problem = _installed()
     missing = [problem] if problem else []
-    for module, extra in (("triton", "kernels"), ("cuda.bindings", "gpu")):
-        if not _has(module):
-            missing.append(f"{module} is not installed (extra {extra})")
+    if not _has("triton"):
+        missing.append("the Triton language is not installed")
     gpu = _gpu_problem(target)
     if gpu:
         missing.append(gpu)
@@ -102,7 +101,4 @@ def _gpu_problem(target: TensorRtTarget) -> str:
 
 
 def _has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is in
-        return False
+    return importlib.util.find_spec(module) is not None

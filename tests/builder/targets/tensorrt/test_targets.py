@@ -58,15 +58,15 @@ def refusal(monkeypatch: pytest.MonkeyPatch, have: set[str], gpus: list[str] | s
     return str(error.value)
 
 
-ALL = {"tensorrt", "triton", "cuda.bindings"}
+ALL = {"tensorrt", "triton"}
 
 
 def test_everything_that_is_missing_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = refusal(monkeypatch, set(), "there is no NVIDIA driver")
     assert text.startswith(
         "sm90 (H100, H200) is compiled by TensorRT 11 on a machine with that GPU, but here TensorRT is not installed, "
-        "and triton is not installed (extra kernels), and cuda.bindings is not installed (extra gpu), and there is no "
-        "NVIDIA driver; on such a machine run: pip install 'plansmith[tensorrt,kernels,gpu]' && plansmith build "
+        "and the Triton language is not installed, and there is no NVIDIA driver; on such a machine run: "
+        "pip install 'plansmith[tensorrt,kernels,gpu]' && plansmith build "
         "CHECKPOINT --target sm90 -o ENGINE_DIR"
     )
 
@@ -126,6 +126,26 @@ def test_what_is_taken(target: str, scheme: str, kv: str, is_taken: bool) -> Non
         UnsupportedError, match=rf"{target} \(.*\) has no .*; build it for .*cpu, or give {target} "
     ):
         check_support(found, recipe, spec)
+
+
+def test_every_refusal_offers_what_is_then_taken() -> None:
+    spec = quantized_spec()
+    made = {"w4a8_awq": "w4a8"} | {name: name for name in SCHEMES} | {"int8_wo": "int8_wo"}
+    for name in TARGETS:
+        target = find_targets([name])[0]
+        for scheme in SCHEMES:
+            try:
+                check_support(
+                    target, of_checkpoint(quantization(spec, SCHEMES[scheme], name=scheme), "float16"), spec
+                )
+            except UnsupportedError as error:
+                offered = str(error).split(f"give {name} ")[1].split(":")[0]
+                recipe = (
+                    of_checkpoint(quantization(spec, SCHEMES[made[offered]]), "float16")
+                    if offered in made
+                    else precision(offered)
+                )
+                check_support(target, recipe, spec)
 
 
 class FakeDriver:
