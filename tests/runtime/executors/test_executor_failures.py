@@ -66,10 +66,11 @@ def indices(names: list[str], most_each: int) -> list[int]:
     return chosen
 
 
-def test_whichever_call_fails_nothing_is_left(good: Any) -> None:
+@pytest.mark.parametrize("most_each", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_whichever_call_fails_nothing_is_left(good: Any, most_each: int) -> None:
     """The first calls of each name fail, one a run: the tokens are right or there is an error in words."""
     built, names, wanted = good
-    for nth in indices(names, 2):
+    for nth in indices(names, most_each):
         machine, outcome = serve_with_failure(built, nth)
         assert machine.cuda.calls.failed, nth
         what = f"call {nth}, {machine.cuda.calls.failed[0]}: {outcome}"
