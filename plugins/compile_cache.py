@@ -22,16 +22,16 @@ def kernel_key(kernel: Kernel, sm: int, triton_version: str) -> str:
         "kernel": dataclasses.asdict(kernel),
         "sm": sm,
         "triton": triton_version,
-        "sources": sources_digest(kernel.op),
+        "sources": sources_digest(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=False).encode()).hexdigest()
 
 
 @functools.cache
-def sources_digest(op: str) -> str:
-    """Return a hash over the sources that an operator's kernels are made from: its folder, and what all share."""
+def sources_digest() -> str:
+    """Return a hash over the sources of all kernels: operators share functions, and compiling again takes seconds."""
     digest = hashlib.sha256()
-    for path in sorted([*_HERE.glob("*.py"), *(_HERE / op).rglob("*.py")]):
+    for path in sorted(_HERE.rglob("*.py")):
         digest.update(f"{path.relative_to(_HERE).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
