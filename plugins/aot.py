@@ -278,4 +278,6 @@ def _result(kernel: Kernel, sm: int, answer: dict[str, Any] | None) -> CompiledK
 if __name__ == "__main__":
     from .compile_catalog import main
 
+    # An exception instead of an end at once, so that compilers and temporary files go with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())
