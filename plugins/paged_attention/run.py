@@ -56,7 +56,7 @@ def paged_attention(
     q : [T, H*D]; pools [NB, KVH, BS, D], BS a power of two; the rest as in builder/graph/contract.py, all contiguous
     k_scale, v_scale : [] float32 with attention.kv "fp8" and "int8"
     query_rows : sequences with up to this many rows are split over the context (decode), 0 = none
-    split_len : positions of a split, spec.split_len's
+    split_len : positions of a split, spec.split_len's: a multiple of decode's tile
     workspace : allocate()'s for this step's B, table and query_rows; None = allocated here
     has_prefill : False where no sequence has more than query_rows rows, which saves a launch
     """
@@ -74,6 +74,9 @@ def paged_attention(
     if attention.has_softcap:
         read["softcap"] = softcap
     if query_rows:
+        tile = spec.decode_tile(attention, query_rows).n
+        if split_len % tile:
+            raise ValueError(f"splits of {split_len} positions; they must be whole tiles of {tile}")
         splits = spec.num_splits(table_width, block_size, split_len)
         work = workspace or allocate(attention, batch_size, query_rows, splits, q.device)
         partial = {

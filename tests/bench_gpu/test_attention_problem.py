@@ -73,3 +73,10 @@ def test_rows_that_nobody_wrote_are_wrong() -> None:
     got[1] = float("nan")
     errors = relative_errors(got, want, 16)
     assert errors[0] == 0 and not errors[1] <= 1
+
+
+def test_splits_that_cut_a_tile_are_refused() -> None:
+    attention = spec.Attention("fp16", "same", 4, 2, 16)
+    problem = Problem(Device(dry_run=True), Case(attention, (1,), (90,), block_size=16, split_len=32))
+    with pytest.raises(ValueError, match="splits of 32 positions; they must be whole tiles of 128"):
+        problem.attend()
