@@ -16,10 +16,13 @@ def cubins(directory: Path) -> None:
     from plansmith.plugins import aot, bundle, catalog
 
     kernels = catalog.catalog(SM)
+    key = source_key(
+        kernels
+    )  # of the sources before they are compiled: who changes one meanwhile makes it stale
     compiled = aot.compile_kernels(kernels, [SM], cache_dir=directory.parent / "gpu-kernel-cache")
     target = directory / "kernels"
     shutil.rmtree(target, ignore_errors=True)
-    files = bundle.write_bundle(target, compiled, aot.triton_version(), source_key(kernels))
+    files = bundle.write_bundle(target, compiled, aot.triton_version(), key)
     print(f"{len(kernels)} kernels, {sum(file.stat().st_size for file in files)} bytes", file=sys.stderr)
 
 
