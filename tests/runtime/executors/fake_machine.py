@@ -41,7 +41,9 @@ class Machine:
         """Make it; device_sampling : the interpreter takes 50 ms a kernel, so only tests of that ask for it."""
         self.cuda = FakeCuda(**gpu)
         self.device_sampling = device_sampling
-        self.trt = FakeTensorRt(self.cuda, is_rtx=is_rtx)
+        # TensorRT's own plans are packed ones, see fake_packed.py.
+        version = {} if is_rtx else {"version": "11.4.0"}
+        self.trt = FakeTensorRt(self.cuda, is_rtx=is_rtx, **version)
         for engine in engines:
             self.know(engine, **(plan_options or {}))
 
