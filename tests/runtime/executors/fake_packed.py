@@ -25,6 +25,7 @@ from plansmith.builder.graph import contract as graph_contract
 from plansmith.builder.precision import precision
 from plansmith.builder.targets.tensorrt import contract, profiles
 from plansmith.plugins.paged_attention.reference import paged_attention
+from plansmith.runtime.manifest import checksum
 
 VERSION = "11.4.0"
 
@@ -136,5 +137,6 @@ def packed_engine(engine: RtxEngine, out: Path) -> tuple[Path, bytes]:
         "files": [listed],
         "flags": [],
     }
+    manifest["checksum"] = checksum(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path, data
