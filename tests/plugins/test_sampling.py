@@ -170,6 +170,22 @@ def test_a_large_vocabulary() -> None:
     assert kernels_draw(logits, rows)["token"].tolist() == rule_draws(logits, rows)
 
 
+def test_of_tokens_that_arrive_at_once_the_lower_id_wins() -> None:
+    vocab_size, same = 5000, np.zeros(2, np.int64)
+    for seed in range(20_000):  # two tokens of equal random bits: one seed in some 350 has them
+        bits = reference.draw_bits(reference.draw_key(seed, 0), np.arange(vocab_size))
+        order = np.argsort(bits, kind="stable")
+        equal = np.nonzero(np.diff(bits[order]) == 0)[0]
+        if len(equal):
+            same = order[equal[0] : equal[0] + 2]
+            break
+    assert same[0] < same[1]
+    logits = np.full((2, vocab_size), -np.inf, np.float32)
+    logits[:, same] = 1.0
+    rows = make_rows([{**DRAWN, "seed": seed}, {**DRAWN, "seed": seed, "top_k": 2}])
+    assert kernels_draw(logits, rows)["token"].tolist() == [same[0]] * 2 == rule_draws(logits, rows)
+
+
 def test_nothing_of_the_workspace_has_to_be_there_before() -> None:
     random = np.random.default_rng(10)
     logits = np.stack([make_logits(random, "few values", 130) for _ in range(4)])
