@@ -82,6 +82,10 @@ def decode_tile(attention: Attention, query_rows: int = 1) -> Tile:
     n = {128: 128, 256: 64, 512: 32}.get(row_bytes, 128)
     if m > 32:
         n = min(n, 64)
+    if (
+        attention.sm < 80
+    ):  # no asynchronous copies: tiles come through registers, and loads that run ahead spill
+        return Tile(m, n // 2, 4 if m <= 64 else 8, 1)
     return Tile(m, n, 4 if m <= 64 else 8, 3 if attention.sm in (90, 100, 103) else 2)
 
 
@@ -103,7 +107,9 @@ def prefill_tile(attention: Attention) -> Tile:
     else:
         n = 32
         m, num_warps = (64, 8) if attention.kv == "same" else (32, 4)
-    return Tile(max(m, power_of_two(attention.group)), n, num_warps, 2)
+    if attention.sm < 80:  # 64 KB of shared memory; it spills some 500 bytes there
+        m, n, num_warps = (64, 32, 8) if attention.padded_dim <= 128 else (32, 16, 4)
+    return Tile(max(m, power_of_two(attention.group)), n, num_warps, 1 if attention.sm < 80 else 2)
 
 
 def decode_kernel(attention: Attention, query_rows: int = 1) -> Kernel:
