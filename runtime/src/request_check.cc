@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "abi.h"
@@ -182,10 +183,16 @@ class RequestChecker {
         Invalid(Format("logit_bias_values[%d] is %f, wanted a finite number or -INFINITY (forbid)",
                        i, static_cast<double>(bias)));
       }
-      p->logit_bias.emplace_back(r_.logit_bias_ids[i], bias);
     }
-    const auto by_id = [](const auto& a, const auto& b) { return a.first < b.first; };
-    std::stable_sort(p->logit_bias.begin(), p->logit_bias.end(), by_id);
+    // By id; equal ones are added in the order they were given.
+    std::vector<int32_t> order(static_cast<size_t>(r_.num_logit_bias));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [this](int32_t a, int32_t b) {
+      const int32_t id_a = r_.logit_bias_ids[a], id_b = r_.logit_bias_ids[b];
+      return id_a != id_b ? id_a < id_b : a < b;
+    });
+    for (int32_t i : order)
+      p->logit_bias.emplace_back(r_.logit_bias_ids[i], r_.logit_bias_values[i]);
     const auto same_id = [](const auto& a, const auto& b) { return a.first == b.first; };
     p->has_repeated_bias = std::adjacent_find(p->logit_bias.begin(), p->logit_bias.end(),
                                               same_id) != p->logit_bias.end();
