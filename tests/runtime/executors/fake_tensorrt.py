@@ -114,7 +114,8 @@ class Engine:
     """trt.ICudaEngine."""
 
     def __init__(self, runtime: FakeRuntime, plan: Plan, weights: Allocation) -> None:
-        self._runtime, self._plan, self._weights = runtime, plan, weights
+        self._runtime, self._plan = runtime, plan
+        self._weights: Allocation | None = weights
         self._module = runtime.module
         self._budget = plan.streamable_bytes
         self._num_contexts = 0
@@ -124,7 +125,8 @@ class Engine:
         self._module.cuda.trt_objects.add(self)
 
     def __del__(self) -> None:
-        self._module.cuda.memory.free(self._weights.address, "engine")
+        if self._weights is not None:
+            self._module.cuda.memory.free(self._weights.address, "engine")
 
     num_io_tensors = property(lambda self: len(self._plan.tensors))
     num_optimization_profiles = property(lambda self: len(self._plan.profiles))
@@ -190,7 +192,9 @@ class Engine:
     def _stream(self, budget: int) -> bool:
         """Bring so many bytes of the streamable weights to the device, False where they do not fit."""
         memory, plan = self._module.cuda.memory, self._plan
-        memory.free(self._weights.address, "engine")
+        if self._weights is not None:
+            memory.free(self._weights.address, "engine")
+        self._weights = None
         for one in (budget, 0):
             size = max(1, plan.weights_bytes - plan.streamable_bytes + one)
             made = memory.allocate(size, "engine", "weights of an engine")
@@ -198,9 +202,9 @@ class Engine:
                 self._weights = made
                 break
             self._runtime.fail(f"OutOfMemory: weights of {size} bytes do not fit")
-        if one == budget:
+        if self._weights is not None and one == budget:
             self._budget, self._is_streaming_set = budget, True
-        return one == budget
+        return self._weights is not None and one == budget
 
     def create_runtime_config(self) -> RuntimeConfig:
         return RuntimeConfig(self._module)
