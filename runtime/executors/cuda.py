@@ -301,7 +301,8 @@ class Context:
         try:
             return self.driver.call("cuGraphInstantiate", graph, 0)
         finally:
-            with contextlib.suppress(CudaError):  # an error of earlier work, which every later call reports too
+            # An error of earlier work, which every later call reports too, is no reason to lose the graph.
+            with contextlib.suppress(CudaError):
                 self.driver.call("cuGraphDestroy", graph)
 
     def launch_graph(self, graph: Any, stream: Any) -> None:

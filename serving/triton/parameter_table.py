@@ -195,7 +195,11 @@ PARAMETERS: tuple[Parameter, ...] = (
         "0",
     ),
     _ignored("recv_poll_period_ms", integer(0), "the engine waits for requests without polling", ANY),
-    _ignored("gpu_device_ids", plain, "say device for a GPU target; num_threads says how many CPUs the cpu target takes"),
+    _ignored(
+        "gpu_device_ids",
+        plain,
+        "say device for a GPU target; num_threads says how many CPUs the cpu target takes",
+    ),
     _ignored("participant_ids", plain, "there is one process an engine, without MPI"),
     _refused("num_nodes", integer(1), "an engine runs on one machine; start a server on each of them", "1"),
     _ignored("lora_cache_optimal_adapter_size", integer(1), "adapters need no pages of one size", ANY),
