@@ -57,7 +57,7 @@ def adjust(logits: Float32Array, edits: np.ndarray, mask: UInt32Array | None) ->
         edited = x[ids]
         edited = np.where(edited > 0, edited / edits["factor"], edited * edits["factor"])
         edited = edited - edits["minus"]
-        x[ids] = np.where(edits["plus"] == -np.inf, _F(-np.inf), edited + edits["plus"])
+        x[ids] = edited + edits["plus"]
     changed: Float32Array = x
     return changed
 

@@ -40,8 +40,7 @@ def _edit(edits, begin, end, row_logits):
         x = tl.load(row_logits + token, mask=is_edit, other=0.0)
         x = tl.where(x > 0.0, tl.div_rn(x, factor), x * factor)
         x = x - minus
-        x = tl.where(plus == -INF, -INF, x + plus)
-        tl.store(row_logits + token, x, mask=is_edit)
+        tl.store(row_logits + token, x + plus, mask=is_edit)
 
 
 @triton.jit

@@ -107,7 +107,7 @@ def test_masks_and_edits_change_what_can_be_drawn() -> None:
 
 def test_rows_that_cannot_be_drawn_say_why_and_leave_others_alone() -> None:
     vocab_size = 2100
-    logits = np.zeros((9, vocab_size), np.float32)
+    logits = np.zeros((10, vocab_size), np.float32)
     logits[0, 2099] = np.nan
     logits[1, 2098] = np.inf
     logits[2] = -np.inf
@@ -115,23 +115,25 @@ def test_rows_that_cannot_be_drawn_say_why_and_leave_others_alone() -> None:
     logits[4, 7] = -np.inf
     logits[6, 5] = np.nan  # masked, and yet the model's
     logits[8, 11] = 50.0
+    logits[9, 7] = 3e38
     edits = np.concatenate(
         [
             edits_of((7, 1.0, -3e38, 0.0)),  # to +inf
             edits_of((7, 1.0, 0.0, np.inf)),  # to NaN
             edits_of(*((i, 1.0, 0.0, -np.inf) for i in range(vocab_size))),
+            edits_of((7, 0.5, 0.0, -np.inf)),  # to +inf, and with a bias of -inf to NaN
         ]
     )
     masks = np.zeros((1, -(-vocab_size // 32)), np.uint32)
-    rows = make_rows([{**DRAWN, "num_logprobs": 3}] * 9)
-    rows["edit_begin"] = [0, 0, 0, 0, 1, 2, 0, 0, 0]
-    rows["edit_end"] = [0, 0, 0, 1, 2, 2 + vocab_size, 0, 0, 0]
-    rows["mask_idx"] = [-1, -1, -1, -1, -1, -1, 0, 0, -1]
+    rows = make_rows([{**DRAWN, "num_logprobs": 3}] * 10)
+    rows["edit_begin"] = [0, 0, 0, 0, 1, 2, 0, 0, 0, 2 + vocab_size]
+    rows["edit_end"] = [0, 0, 0, 1, 2, 2 + vocab_size, 0, 0, 0, 3 + vocab_size]
+    rows["mask_idx"] = [-1, -1, -1, -1, -1, -1, 0, 0, -1, -1]
     rows["top_k"][::2] = 5
     samples = kernels_draw(logits, rows, edits, masks)
-    assert samples["token"].tolist() == [-1, -1, -2, -3, -3, -2, -1, -2, 11]
+    assert samples["token"].tolist() == [-1, -1, -2, -3, -3, -2, -1, -2, 11, -3]
     assert samples["token"].tolist() == rule_draws(logits, rows, edits, masks)
-    assert samples["num_top"].tolist() == [0] * 8 + [3]
+    assert samples["num_top"].tolist() == [0] * 8 + [3, 0]
     assert samples["top_ids"][8, :3].tolist() == [11, 0, 1]
     assert (samples["reserved"] == 0).all()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plansmith.plugins.sampling import reference
 from plansmith.runtime.batch import ROW_SAMPLE, ModelInfo, StepSampling
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.errors import InvalidArgumentError
@@ -173,3 +174,18 @@ def test_log_probabilities_are_the_cores() -> None:
         got = sample["top_logprobs"][: len(ids)]
         assert (np.abs(got - values) <= np.spacing(np.abs(values)) + 1e-9).all()
         assert abs(sample["logprob"] - row.top.logprob) <= np.spacing(np.float32(abs(row.top.logprob))) + 1e-9
+
+
+def test_a_bias_that_forbids_does_not_hide_what_a_penalty_drives_beyond_float32() -> None:
+    given, drawing = Given(8), Drawing(8)
+    logits = np.array([3e38, 1, 2, 3, 4, 5, 6, 7], np.float32)
+    made = {"repetition_penalty": 0.5, "logit_bias": {0: -np.inf}}
+    for model in (given, drawing):
+        model.logits = [logits]
+        with (
+            Engine.from_executor(PythonExecutor(model)) as engine,
+            pytest.raises(InvalidArgumentError, match="beyond float32 at output 0"),
+        ):
+            engine.generate([0], SamplingParams(max_tokens=1, **made))
+    (row,) = drawing.rows
+    assert kernels_draw(row.logits[None], row.row, row.edits)["token"].tolist() == [reference.OVERFLOW]
