@@ -37,6 +37,7 @@ KvCacheFraction = Annotated[
     float,
     typer.Option(
         "--kv-cache-free-gpu-mem-fraction",
+        "--kv-cache-free-gpu-memory-fraction",  # trtllm-serve's name
         min=0.0,
         max=1.0,
         help="Share of a GPU's free memory for the KV pools, where --kv-cache-bytes is 0.",
@@ -53,7 +54,7 @@ MaxNumTokens = Annotated[
     typer.Option(
         "--max-num-tokens",
         min=0,
-        help="Most tokens in a step; 0 = 512, or the engine's limit if that is less.",
+        help="Most tokens in a step; 0 = the engine's limit, on the cpu target at most 512.",
     ),
 ]
 KvCacheBytes = Annotated[

@@ -79,6 +79,8 @@ class EngineBase:
         max_adapter_rank: int | None = None,
         device: int | str | None = None,
         cuda_graphs: str = "auto",
+        cuda_graph_cache_size: int = 0,
+        gpu_weights_percent: float | None = None,
         verify_hashes: bool = False,
         **options: Any,
     ) -> _EngineT:
@@ -93,6 +95,9 @@ class EngineBase:
         pin_threads, isa, max_adapters, max_adapter_rank : see cpu_executor
         device, cuda_graphs : of a GPU target: which GPU, by its index or UUID (None = the first that runs the plan),
             and who captures decode steps ("auto", "own", "off"); see GpuOptions
+        cuda_graph_cache_size : graphs kept at a time of those that this program captures; 0 = 64
+        gpu_weights_percent : share of the weights that stay on the GPU, of a plan built with weight streaming; None =
+            as many as fit
         verify_hashes : read every file of the target and compare its sha256; sizes are always compared
         options : fields of EngineOptions, but draft_mode and draft_executor. max_num_tokens 0 = 512 on the cpu target,
             or the engine's limit where that is less or prompts are not cut. kv_cache_bytes 0 = on a GPU target,
@@ -108,7 +113,7 @@ class EngineBase:
         opening.check_files(hashes=verify_hashes)
         has_tokenizer = (tokenizer_dir / "tokenizer.json").is_file()
         tokenizer = Tokenizer.from_directory(tokenizer_dir) if has_tokenizer else None
-        gpu = GpuOptions(device, cuda_graphs)
+        gpu = GpuOptions(device, cuda_graphs, cuda_graph_cache_size, gpu_weights_percent)
         gpu.check()
         executor, made, gpu_executor = opening.executors(cpu, gpu)
         engine = cls(executor, made, tokenizer, manifest.model.eos_token_ids, manifest)

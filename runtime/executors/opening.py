@@ -20,7 +20,7 @@ from . import device_sampler as sampling
 from .buckets import Buckets
 from .cuda import Context, Device, Driver
 from .executor import Parts, TensorRtExecutor
-from .graphs import DecodeGraphs
+from .graphs import MAX_GRAPHS, DecodeGraphs
 from .memory import Demand, Footprint
 from .options import GpuOptions
 from .plan import Plan
@@ -214,8 +214,9 @@ class _Opening:
             stack.callback(one.close)
             one.set_scratch(address, scratch)
             contexts.append(one)
-        graphs = DecodeGraphs(context) if graph_mode == "own" else None
-        if graphs is not None:
+        graphs = None
+        if graph_mode == "own":
+            graphs = DecodeGraphs(context, self.options.cuda_graph_cache_size or MAX_GRAPHS)
             stack.callback(graphs.close)
         sampler = None
         if bundle is not None:
@@ -304,11 +305,20 @@ class _Opening:
 
     def _choose_weights(self, plan: Plan, others: int) -> int:
         """Return what the weights take of the device; those of a streaming plan that do not fit stay on the host."""
-        streamable = plan.trt.streamable_bytes
+        streamable, share = plan.trt.streamable_bytes, self.options.gpu_weights_percent
         if streamable == 0:
+            if share is not None and share < 1:
+                raise UnsupportedError(
+                    f"gpu_weights_percent is {share:g}, and all weights of target {self.target} in "
+                    f"{self.manifest.root} have to be on the device; leave it out, or build for weight streaming with: "
+                    f"{self.manifest.build_command(self.target)} --weight-streaming"
+                )
             return max(0, self.free - self.context.memory()[0])
         plan.trt.set_weight_budget(0)  # the largest scratch: with room for the weights on their way
         now = self.context.memory()[0]
+        if share is not None:
+            plan.trt.set_weight_budget(int(streamable * share))
+            return max(0, self.free - now) + int(streamable * share)
         sequence = self._demand(Footprint(0, 0, 0, 0), 0).sequence_bytes
         kv = self.kv_cache_bytes or max(sequence, self.total // 10)
         margin = min(memory.MARGIN, self.total // 64)

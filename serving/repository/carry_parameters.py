@@ -57,6 +57,10 @@ def _engine_setting(row: Parameter, old: str, text: str, manifest: Manifest) -> 
     key, value = row.key, read_value(row, text)
     if key == "decoding_mode":
         return _decoding_mode(old, str(value))
+    if key == "gpu_device_ids" and len(value) > 1:
+        return _dropped(
+            key, old, "an engine runs on one GPU; say which: --set device=ID, a server for each"
+        ), {}
     if key == "max_beam_width" and int(value) > (limit := manifest.limits.max_beam_width):
         why = f"the engine's limit; build it with --max-beam-width {value} for more"
         return _changed(key, old, str(limit), why), {key: str(limit)}

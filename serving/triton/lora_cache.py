@@ -53,14 +53,16 @@ class LoraCache:
     ) -> None:
         """Load what is to be there from the start.
 
-        max_adapters : that the engine holds at a time; None = as many as it takes; 0 = none
+        max_adapters : that the engine holds at a time; None = as many as it takes; 0 = none. An engine that takes none
+            holds none
         host_memory_bytes : of the arrays of requests, kept so that an adapter that had to leave the engine comes back
             without being sent again
         prefetch_dir : see LoraStore; as many as fit are loaded now, the others when requests name them
         raises : CheckpointError for a directory that cannot be listed, and what load_adapter raises for what is in it
         """
         self._engine = engine
-        self._max_adapters = engine.model_info.max_adapters if max_adapters is None else max_adapters
+        taken = engine.model_info.max_adapters
+        self._max_adapters = taken if max_adapters is None or taken == 0 else max_adapters
         self._store = LoraStore(host_memory_bytes, prefetch_dir)
         self._changed = threading.Condition()
         self._entries: collections.OrderedDict[int, _Entry] = (

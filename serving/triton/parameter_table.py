@@ -11,6 +11,7 @@ from .parameter_text import (
     INT64_MAX,
     Reader,
     choice,
+    device_ids,
     flag,
     integer,
     integers,
@@ -30,6 +31,7 @@ class Parameter:
     becomes : "option NAME" of EngineOptions, "setting NAME" of Settings, "ignored" or "refused"
     meaning : one line for people; of what is ignored or refused, why, and what there is instead
     silent : values that ask for nothing, so that they are neither noted nor refused
+    of_gpu : a target without a GPU does nothing with it, which is noted
     """
 
     key: str
@@ -39,6 +41,7 @@ class Parameter:
     becomes: str
     meaning: str
     silent: tuple[str, ...] = ()
+    of_gpu: bool = False
 
 
 def _p(key: str, variable: str, default: str, read: Reader, becomes: str, meaning: str) -> Parameter:
@@ -53,6 +56,10 @@ def _refused(key: str, read: Reader, meaning: str, *silent: str, variable: str =
     return Parameter(key, variable or key, "", read, "refused", meaning, silent)
 
 
+def _gpu(key: str, read: Reader, becomes: str, meaning: str, *silent: str) -> Parameter:
+    return Parameter(key, key, "", read, becomes, meaning, silent, of_gpu=True)
+
+
 ANY = "*"  # of silent: never noted
 _SPECULATIONS = ("auto", "off", "ngram", "model")
 _DECODING = ("auto", "top_k", "top_p", "top_k_top_p", "beam_search", "lookahead")
@@ -62,7 +69,6 @@ _POLICY = choice(
     "max_utilization",
     aliases={"guaranteed_completion": "guaranteed_no_evict"},
 )
-_GPU_KERNELS = "of kernels for GPUs; this target has none of them"
 
 PARAMETERS: tuple[Parameter, ...] = (
     _ignored(
@@ -195,10 +201,11 @@ PARAMETERS: tuple[Parameter, ...] = (
         "0",
     ),
     _ignored("recv_poll_period_ms", integer(0), "the engine waits for requests without polling", ANY),
-    _ignored(
+    _gpu(
         "gpu_device_ids",
-        plain,
-        "say device for a GPU target; num_threads says how many CPUs the cpu target takes",
+        device_ids,
+        "setting gpu_device_ids",
+        "one id: the GPU of a GPU target, as device says it; several are refused",
     ),
     _ignored("participant_ids", plain, "there is one process an engine, without MPI"),
     _refused("num_nodes", integer(1), "an engine runs on one machine; start a server on each of them", "1"),
@@ -247,11 +254,41 @@ PARAMETERS: tuple[Parameter, ...] = (
         "a draft model runs beside its target (draft_engine_dir), no logits are sent",
         "false",
     ),
-    _ignored("gpu_weights_percent", number(0, 1), "weights are mapped from the engine's file", "1.0", "1"),
-    _ignored("enable_context_fmha_fp32_acc", flag, _GPU_KERNELS, "false"),
-    _ignored("multi_block_mode", flag, _GPU_KERNELS, "true"),
-    _ignored("cuda_graph_mode", flag, _GPU_KERNELS, "false"),
-    _ignored("cuda_graph_cache_size", integer(0), _GPU_KERNELS, ANY),
+    _gpu(
+        "gpu_weights_percent",
+        number(0, 1),
+        "setting gpu_weights_percent",
+        "share of the weights that stay on the GPU, of an engine built with --weight-streaming; empty = what fits",
+        "1.0",
+        "1",
+    ),
+    _ignored(
+        "enable_context_fmha_fp32_acc",
+        flag,
+        "our attention kernels always accumulate in float32; in TensorRT-RTX plans the compiler's own do it",
+        "false",
+        "true",
+    ),
+    _ignored(
+        "multi_block_mode",
+        flag,
+        "our attention kernels always split long contexts; in TensorRT-RTX plans the compiler decides",
+        "true",
+    ),
+    _gpu(
+        "cuda_graph_mode",
+        flag,
+        "setting cuda_graph_mode",
+        "true is cuda_graphs auto, false is off; empty = as cuda_graphs says",
+        "false",
+    ),
+    _gpu(
+        "cuda_graph_cache_size",
+        integer(0),
+        "setting cuda_graph_cache_size",
+        "graphs kept at a time where this program captures them (see cuda_graphs); 0 = 64",
+        "0",
+    ),
     _p(
         "guided_decoding_backend",
         "",
@@ -304,7 +341,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "0",
         integer(0, INT64_MAX),
         "option kv_cache_bytes",
-        "hard cap of the KV pools; 0 = a full batch, at most 1 GiB",
+        "hard cap of the KV pools; 0 = a full batch, at most 1 GiB, on a GPU target a share of its free memory",
     ),
     _p(
         "enable_block_reuse",
@@ -350,7 +387,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "0",
         integer(0),
         "option max_num_tokens",
-        "most tokens in a step; 0 = 512, or the engine's limit where that is less",
+        "most tokens in a step; 0 = the engine's limit, on the cpu target at most 512",
     ),
     _p(
         "max_queue_size",
@@ -384,7 +421,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         "option max_tenant_share",
         "share of the sequences up to which a tenant comes first",
     ),
-    _p("max_adapters", "", "8", integer(1, 4096), "setting max_adapters", "LoRA adapters held at a time"),
+    _p(
+        "max_adapters",
+        "",
+        "8",
+        integer(1, 4096),
+        "setting max_adapters",
+        "LoRA adapters held at a time; GPU targets take none",
+    ),
     _p(
         "stream_interval_ms",
         "",

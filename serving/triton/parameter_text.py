@@ -69,6 +69,14 @@ def integers(low: int, high: int = INT32_MAX) -> Reader:
     return read
 
 
+def device_ids(text: str) -> tuple[str, ...]:
+    """Return GPUs, numbers or UUIDs with commas between them; semicolons, which stood between instances, too."""
+    found = tuple(part.strip() for part in re.split("[,;]", text))
+    if all(re.fullmatch(r"[0-9]{1,4}|GPU-[0-9A-Fa-f-]{1,40}", one) for one in found):
+        return found
+    raise ValueError("the number of a GPU")
+
+
 def choice(*words: str, aliases: Mapping[str, str] | None = None) -> Reader:
     """Return the reader of one of several words, in any case; an alias stands for a word."""
     meant = {**{word: word for word in words}, **(aliases or {})}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
 from .parameter_table import ANY, DRAFT_HEADS, PARAMETERS, Parameter
-from .settings import Settings
+from .settings import CPU, Settings
 
 __all__ = [
     "PARAMETERS",
@@ -74,6 +74,12 @@ def read_parameters(
             raise UnsupportedError(f"{key} is {text!r}: {row.meaning}")
         if row.becomes == "ignored" and not is_silent(row, text):
             notes.append(f"{key} is {text!r} and has no effect: {row.meaning}")
+        if row.of_gpu and texts.get("target", "").strip() in ("", CPU):
+            if not is_silent(row, text):
+                notes.append(
+                    f"{key} is {text!r} and has no effect: the target is cpu, and it is of GPU targets"
+                )
+            continue
         if " " in row.becomes:
             _put(found, sources, row, value, text)
     return _settings(found, notes, repository), notes
@@ -117,6 +123,7 @@ def _settings(found: Mapping[str, Any], notes: list[str], repository: Path | str
         kind, name = becomes.split()
         values[kind][name] = in_repository(value, repository) if name in _PATHS else value
     settings = values["setting"]
+    _apply_gpu_keys(settings)
     if "engine_dir" not in settings:
         raise InvalidArgumentError(
             "gpt_model_path is empty, it must be an engine directory; write the repository with: plansmith "
@@ -124,6 +131,30 @@ def _settings(found: Mapping[str, Any], notes: list[str], repository: Path | str
         )
     _apply_decoding_mode(settings, notes)
     return Settings(**settings, options=values["option"])
+
+
+def _apply_gpu_keys(settings: dict[str, Any]) -> None:
+    """Turn gpu_device_ids and cuda_graph_mode, which are no settings of their own, into device and cuda_graphs."""
+    ids = settings.pop("gpu_device_ids", ())
+    if len(ids) > 1:
+        raise UnsupportedError(
+            f"gpu_device_ids is {','.join(ids)!r}, and an engine runs on one GPU; name one, and start a server for "
+            "each of the others"
+        )
+    for one in ids:
+        if settings.setdefault("device", one) != one:
+            raise InvalidArgumentError(
+                f"gpu_device_ids is {one!r} and device says otherwise; they are one setting, leave one of them empty"
+            )
+    mode = settings.pop("cuda_graph_mode", None)
+    graphs = settings.get("cuda_graphs", "auto")
+    if mode is not None and graphs == ("off" if mode else "own"):
+        raise InvalidArgumentError(
+            f"cuda_graph_mode is {str(mode).lower()!r} and cuda_graphs is {graphs!r}; they are one setting, leave one "
+            "of them empty"
+        )
+    if mode is False:
+        settings["cuda_graphs"] = "off"
 
 
 def _apply_decoding_mode(settings: dict[str, Any], notes: list[str]) -> None:

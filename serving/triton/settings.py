@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.engine_options import EngineOptions
-from ...runtime.errors import InvalidArgumentError
+from ...runtime.errors import InvalidArgumentError, UnsupportedError
 from ...runtime.executors.opening import AUTO, usable_target
 from ...runtime.manifest import Manifest, load_manifest
 from ...runtime.opening import plan_opening
+
+CPU = "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Settings:
 
     engine_dir : the engine directory
     target : of it, or "auto"
-    device, cuda_graphs : of a GPU target, as Engine.open takes them
+    device, cuda_graphs, cuda_graph_cache_size, gpu_weights_percent : of a GPU target, as Engine.open takes them
     options : fields of EngineOptions by name; absent = their defaults. See `open_arguments` for the KV cache
     num_threads, pin_threads, isa : of the cpu target, as Engine.open takes them
     draft, speculation : as Engine.open takes them
@@ -38,16 +40,18 @@ class Settings:
     stream_interval_ms : least time between two answers of a stream; None = by their cost
     guided_backend : "llguidance", the only one; "off" = guided requests are refused
 
-    max_adapters : LoRA adapters the engine holds at a time; None = 8
+    max_adapters : LoRA adapters the engine holds at a time; None = 8. A GPU target takes none
     max_adapter_rank : their largest rank; None = 64
     lora_host_memory_bytes : of adapters that requests brought and the engine does not hold
     lora_prefetch_dir : adapters to load at the start, in directories named by their task id; None = none
     """
 
     engine_dir: Path
-    target: str = "cpu"
+    target: str = CPU
     device: str | None = None
     cuda_graphs: str = "auto"
+    cuda_graph_cache_size: int = 0
+    gpu_weights_percent: float | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_threads: int = 0
     pin_threads: bool = False
@@ -77,7 +81,7 @@ class Settings:
         """Return the keyword arguments of Engine.open, after reading the engine's manifest.
 
         raises EngineFileError for a directory that is no engine or has no such target, InvalidArgumentError for a
-            parameter that goes beyond what the engine was built for
+            parameter that goes beyond what the engine was built for, UnsupportedError for adapters on a GPU target
         """
         manifest = load_manifest(self.engine_dir)
         target = usable_target(manifest) if self.target == AUTO else self.target
@@ -86,6 +90,12 @@ class Settings:
         manifest.target(target)
         _check_beams(self.max_beam_width, manifest)
         _check_windows(self.attention_windows, manifest)
+        takes_adapters = target == CPU
+        if self.lora_prefetch_dir is not None and not takes_adapters:
+            raise UnsupportedError(
+                f"lora_prefetch_dir is {str(self.lora_prefetch_dir)!r}, and target {target} takes no LoRA adapters; "
+                "leave it empty, or run the cpu target"
+            )
         options = dict(self.options)
         if self.max_kv_tokens is not None:
             own = kv_bytes(self, manifest, self.max_kv_tokens)
@@ -95,13 +105,15 @@ class Settings:
             "target": self.target,
             "device": self.device,
             "cuda_graphs": self.cuda_graphs,
+            "cuda_graph_cache_size": self.cuda_graph_cache_size,
+            "gpu_weights_percent": self.gpu_weights_percent,
             "draft": self.draft,
             "speculation": self.speculation,
             "num_threads": self.num_threads,
             "pin_threads": self.pin_threads,
             "isa": self.isa,
-            "max_adapters": self.max_adapters,
-            "max_adapter_rank": self.max_adapter_rank,
+            "max_adapters": self.max_adapters if takes_adapters else None,
+            "max_adapter_rank": self.max_adapter_rank if takes_adapters else None,
             "verify_hashes": self.verify_hashes,
             **options,
         }

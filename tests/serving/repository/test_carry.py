@@ -103,6 +103,12 @@ def test_a_filled_repository_is_carried_over(engine_dir: Path, tmp_path: Path) -
         ("enable_kv_cache_reuse", "true", "true", "carried"),
         ("kv_cache_host_memory_bytes", "45000000000", "45000000000", "carried"),
         ("gpu_device_ids", "0,1;2,3", "", "not carried"),
+        ("gpu_device_ids", "1", "1", "carried"),
+        ("cuda_graph_mode", "true", "true", "carried"),
+        ("cuda_graph_cache_size", "16", "16", "carried"),
+        ("gpu_weights_percent", "0.5", "0.5", "carried"),
+        ("kv_cache_free_gpu_mem_fraction", "0.5", "0.5", "carried"),
+        ("multi_block_mode", "false", "", "not carried"),
     ],
 )
 def test_a_parameter(engine_dir: Path, tmp_path: Path, key: str, value: str, new: str, state: str) -> None:

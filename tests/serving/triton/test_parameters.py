@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def test_every_older_key_is_known_once() -> None:
 
 def test_every_row_becomes_something_that_exists() -> None:
     options = {field.name for field in dataclasses.fields(EngineOptions)}
-    settings = {field.name for field in dataclasses.fields(Settings)} | {"decoding_mode"}
+    settings = {field.name for field in dataclasses.fields(Settings)}
+    settings |= {"decoding_mode", "gpu_device_ids", "cuda_graph_mode"}  # what they become: tests below
     for row in PARAMETERS:
         kind, _, name = row.becomes.partition(" ")
         assert kind in ("option", "setting", "ignored", "refused"), row.key
@@ -210,6 +212,79 @@ def test_what_has_no_effect_is_noted_unless_it_asks_for_nothing() -> None:
     assert notes(multi_block_mode="false") and not notes(multi_block_mode="TRUE")
     assert not notes(executor_worker_path="/opt/worker", gpt_model_type="inflight_fused_batching")
     assert notes(gpt_model_type="V1") and notes(gpu_device_ids="0")
+
+
+OF_GPU = {
+    "gpu_device_ids": "0",
+    "cuda_graph_mode": "true",
+    "cuda_graph_cache_size": "8",
+    "gpu_weights_percent": "0.5",
+}
+
+
+@pytest.mark.parametrize("key", OF_GPU)
+def test_keys_of_gpu_targets_are_noted_on_cpu_alone(key: str) -> None:
+    text = {key: OF_GPU[key]}
+    (note,) = notes(**text)
+    assert re.fullmatch(rf"{key} is '{OF_GPU[key]}' and has no effect: the target is cpu.*", note)
+    assert read(**text) == Settings(Path("/engine"))
+    assert not notes(target="sm89", **text) and not notes(target="auto", **text)
+
+
+def test_keys_of_gpu_targets_that_ask_for_nothing_are_not_noted() -> None:
+    assert not notes(cuda_graph_mode="False", cuda_graph_cache_size="0", gpu_weights_percent="1.0")
+    assert not notes(enable_context_fmha_fp32_acc="true", multi_block_mode="true")
+    assert "always split" in notes(target="sm89", multi_block_mode="false")[0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        ({"gpu_device_ids": "1"}, {"device": "1"}),
+        ({"gpu_device_ids": " 1 ", "device": "1"}, {"device": "1"}),
+        ({"gpu_device_ids": "GPU-1a2b"}, {"device": "GPU-1a2b"}),
+        ({"cuda_graph_mode": "true"}, {}),
+        ({"cuda_graph_mode": "true", "cuda_graphs": "own"}, {"cuda_graphs": "own"}),
+        ({"cuda_graph_mode": "false", "cuda_graphs": "auto"}, {"cuda_graphs": "off"}),
+        ({"cuda_graph_cache_size": "8"}, {"cuda_graph_cache_size": 8}),
+        ({"gpu_weights_percent": "0.25"}, {"gpu_weights_percent": 0.25}),
+        ({"gpu_weights_percent": "0"}, {"gpu_weights_percent": 0.0}),
+    ],
+)
+def test_keys_of_gpu_targets(texts: dict[str, str], wanted: dict[str, Any]) -> None:
+    expected = Settings(Path("/engine"), target="sm89", **{"cuda_graphs": "auto", **wanted})
+    assert read(target="sm89", **texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "words"),
+    [
+        (
+            {"gpu_device_ids": "0,1"},
+            UnsupportedError,
+            r"gpu_device_ids is '0,1', and an engine runs on one GPU",
+        ),
+        ({"gpu_device_ids": "0;1"}, UnsupportedError, "start a server for each"),
+        ({"gpu_device_ids": "first"}, InvalidArgumentError, "it must be the number of a GPU"),
+        (
+            {"gpu_device_ids": "0", "device": "1"},
+            InvalidArgumentError,
+            "gpu_device_ids is '0' and device says",
+        ),
+        (
+            {"cuda_graph_mode": "true", "cuda_graphs": "off"},
+            InvalidArgumentError,
+            "cuda_graph_mode is 'true'",
+        ),
+        ({"cuda_graph_mode": "false", "cuda_graphs": "own"}, InvalidArgumentError, "cuda_graphs is 'own'"),
+        ({"cuda_graph_cache_size": "-1"}, InvalidArgumentError, "an integer from 0"),
+        ({"gpu_weights_percent": "50"}, InvalidArgumentError, "at least 0 and at most 1"),
+        ({"kv_cache_free_gpu_mem_fraction": "0"}, InvalidArgumentError, "above 0 and at most 1"),
+    ],
+)
+def test_keys_of_gpu_targets_that_are_refused(texts: dict[str, str], error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        read(target="sm89", **texts)
 
 
 def test_tokens_of_the_kv_cache_become_bytes_of_whole_blocks(tiny: Path) -> None:
