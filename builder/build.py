@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..runtime.errors import BuildError, Error
+from ..runtime.errors import BuildError, Error, InvalidArgumentError
 from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_entries
 from ..runtime.manifest_entries import TargetEntry, TokenizerEntry
 from .build_key import target_key
@@ -41,6 +41,7 @@ class BuildPlan:
 
     draft : the recipe of what drafts for the targets; None = nothing does
     keep_draft : instead, whatever the directory has
+    weight_streaming : weights of the GPU plans may stay in host memory
     """
 
     checkpoint: Checkpoint
@@ -49,10 +50,13 @@ class BuildPlan:
     limits: Limits
     draft: Precision | None = None
     keep_draft: bool = False
+    weight_streaming: bool = False
 
     def requests(self, out: pathlib.Path, workers: int | None = None) -> list[CompileRequest]:
         """Return what the compilers get: the targets' request, and their drafts'."""
-        request = CompileRequest(self.checkpoint, self.recipe, self.limits, workers, out)
+        request = CompileRequest(
+            self.checkpoint, self.recipe, self.limits, workers, out, weight_streaming=self.weight_streaming
+        )
         if self.draft is None:
             return [request]
         return [request, dataclasses.replace(request, recipe=self.draft, is_draft=True)]
@@ -66,6 +70,7 @@ def plan_build(
     limits: dict[str, Any] | None = None,
     draft: str | None = None,
     tokenizer: str | pathlib.Path | None = None,
+    weight_streaming: bool = False,
 ) -> BuildPlan:
     """Open the checkpoint and check what is asked for; nothing is read but its config and headers.
 
@@ -74,9 +79,15 @@ def plan_build(
     draft : precision of a second plan that drafts for the first (speculation loses nothing by it); "none" = without;
         None = as the directory has it
     tokenizer : where the tokenizer is, if not in the checkpoint, see open_checkpoint
+    weight_streaming : weights of the GPU plans that do not fit there stay in host memory and come over in every step
     raises CheckpointError, InvalidArgumentError or UnsupportedError, before any work.
     """
     found = find_targets(targets)
+    if weight_streaming and all(target.compiler == CPU for target in found):
+        raise InvalidArgumentError(
+            "--weight-streaming is for plans of GPUs, and none is among the targets; leave it out, or name one in "
+            "--target"
+        )
     given = {name: value for name, value in (limits or {}).items() if value is not None}
     opened = open_checkpoint(checkpoint, given.get("max_seq_len"), tokenizer)
     check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
@@ -87,7 +98,7 @@ def plan_build(
         check_target(target, opened.spec, recipe)
         if draft_recipe is not None:
             check_target(target, opened.spec, draft_recipe)
-    return BuildPlan(opened, tuple(found), recipe, made, draft_recipe, keep_draft=draft is None)
+    return BuildPlan(opened, tuple(found), recipe, made, draft_recipe, draft is None, weight_streaming)
 
 
 def needed_disk(plan: BuildPlan, out_dir: str | pathlib.Path) -> int:
@@ -182,7 +193,9 @@ def _keys(plan: BuildPlan, requests: Sequence[CompileRequest], fingerprint: str)
     """Return the key of every plan to be made, by its piece name."""
     spec = plan.checkpoint.spec
     return {
-        request.label(target): target_key(target, fingerprint, spec, request.recipe, plan.limits)
+        request.label(target): target_key(
+            target, fingerprint, spec, request.recipe, plan.limits, request.streams(target)
+        )
         for request in requests
         for target in plan.targets
     }

@@ -39,7 +39,14 @@ def plan_limits(limits: Limits) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(limits).items() if name != "max_beam_width"}
 
 
-def target_key(target: Target, fingerprint: str, spec: DecoderSpec, recipe: Precision, limits: Limits) -> str:
+def target_key(
+    target: Target,
+    fingerprint: str,
+    spec: DecoderSpec,
+    recipe: Precision,
+    limits: Limits,
+    weight_streaming: bool = False,
+) -> str:
     """Return the sha256 over everything that goes into a target's plan.
 
     fingerprint : of the checkpoint, over its config and weights. The tokenizer is no part of a plan.
@@ -53,5 +60,6 @@ def target_key(target: Target, fingerprint: str, spec: DecoderSpec, recipe: Prec
         "compiler_version": compiler_version(target),
         "compute": compute_dtype(target, spec, recipe),
         "sources": sources_digest(target.compiler),
+        "weight_streaming": weight_streaming,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ from .machine import PeakMemory
 from .precision import Precision
 from .progress import Progress, no_progress
 from .targets.compiler_process import CompileResult, tail
-from .targets.registry import Target, compiler_version, compute_dtype, recipe_for, target_names
+from .targets.registry import CPU, Target, compiler_version, compute_dtype, recipe_for, target_names
 
 # Room for what is no weight: tables, the graph itself, logs, the tokenizer.
 _SLACK_BYTES = 8 << 20
@@ -41,6 +41,7 @@ class CompileRequest:
     workers : GPU compilers side by side; None = as many as cores and memory allow
     out : the destination, beside which the log of a failure is left
     is_draft : the plans draft for the targets: they lie in a folder `draft` of each
+    weight_streaming : weights of GPU plans may stay in host memory; never those of drafts, which have to be fast
     """
 
     checkpoint: Checkpoint
@@ -49,6 +50,11 @@ class CompileRequest:
     workers: int | None
     out: pathlib.Path
     is_draft: bool = False
+    weight_streaming: bool = False
+
+    def streams(self, target: Target) -> bool:
+        """Return whether a target's plan is built with weight streaming."""
+        return self.weight_streaming and not self.is_draft and target.compiler != CPU
 
     def folder(self, work: pathlib.Path, target: Target) -> pathlib.Path:
         """Return where a target's files go below the directory of the build."""
@@ -177,7 +183,8 @@ def _compile_rtx(
         plan = request.folder(work, target) / "model.plan"
         # Beside the destination, so that the log of a failure outlives the work directory.
         log = failure_log(request.out, request.label(target))
-        return CompileJob(graphs[models[target.name]], request.limits, spec, target.name, plan, log, step)
+        graph, streams = graphs[models[target.name]], request.streams(target)
+        return CompileJob(graph, request.limits, spec, target.name, plan, log, step, streams)
 
     def compiled(target: Target, result: CompileResult) -> Compiled:
         return _compiled(request, target, work, COMPILER, result, graphs[models[target.name]])
@@ -211,7 +218,14 @@ def _compile_tensorrt(
     log = failure_log(request.out, request.label(target))
     try:
         result = compile_plan(
-            graph, request.limits, request.checkpoint.spec, TARGETS[target.name], plan, log, step
+            graph,
+            request.limits,
+            request.checkpoint.spec,
+            TARGETS[target.name],
+            plan,
+            log,
+            step,
+            weight_streaming=request.streams(target),
         )
     except Error:
         raise

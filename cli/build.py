@@ -48,6 +48,14 @@ def build(
             "come faster and stay the same. none = without. Default: as the directory has it.",
         ),
     ] = None,
+    weight_streaming: Annotated[
+        bool,
+        typer.Option(
+            "--weight-streaming",
+            help="Weights that do not fit on the GPU stay in host memory and come over in every step: slow, for models "
+            "that do not fit otherwise. GPU targets only.",
+        ),
+    ] = False,
     max_batch_size: Annotated[
         int | None, typer.Option(help="Sequences in a step. Default 64.", rich_help_panel=_LIMITS)
     ] = None,
@@ -132,7 +140,13 @@ def build(
     source = checkpoint or checkpoint_dir
     assert source is not None
     plan = plan_build(
-        source, target or ["cpu"], precision=precision, limits=limits, draft=draft, tokenizer=tokenizer_dir
+        source,
+        target or ["cpu"],
+        precision=precision,
+        limits=limits,
+        draft=draft,
+        tokenizer=tokenizer_dir,
+        weight_streaming=weight_streaming,
     )
     with BuildProgress(quiet=as_json) as progress:
         judge = _judge(plan, gate, against, sensitivity, progress)
@@ -210,6 +224,7 @@ def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:
         else plan.draft.name,
         "limits": dataclasses.asdict(plan.limits),
         "targets": [one.name for one in plan.targets],
+        "weight_streaming": plan.weight_streaming,
         "needed_disk_bytes": needed_disk(plan, output),
     }
     if as_json:

@@ -113,7 +113,6 @@ FLAGS: dict[str, Legacy] = {
     "--strip-plan": Legacy(False, "plans carry their weights, refitting is not supported; leave it out", ()),
     "--refit": Legacy(False, "plans carry their weights, refitting is not supported; leave it out", ()),
     "--weight-sparsity": Legacy(False, "sparse weights are not supported; leave it out", ()),
-    "--weight-streaming": Legacy(False, "weights are not streamed; use a smaller --precision", ()),
     "--visualize-network": Legacy(True, "use: plansmith inspect ENGINE_DIR --plan", ()),
     "--enable-debug-output": Legacy(False, "use: plansmith verify, which compares the logits", ()),
     # what is built

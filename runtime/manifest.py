@@ -132,7 +132,13 @@ class Manifest(Fields):
             f"--tokens-per-block {limits.tokens_per_block}"
             + (f" --max-beam-width {limits.max_beam_width}" if limits.max_beam_width > 1 else "")
             + (f" --draft {draft}" if draft else "")
+            + (" --weight-streaming" if self._streams_weights(targets) else "")
         )
+
+    def _streams_weights(self, targets: str) -> bool:
+        """Whether one of the named targets is here, built with weight streaming."""
+        named = (self.targets.get(name) for name in targets.split(","))
+        return any(entry is not None and entry.streams_weights for entry in named)
 
     def _rebuild(self, name: str | None = None) -> str:
         command = self.build_command(name or ",".join(self.targets))

@@ -14,6 +14,7 @@ FLOAT_TYPES = ("float32", "float16", "bfloat16")
 ROW_ALIGNMENTS = ("none", "right")
 KV_TYPES = (*FLOAT_TYPES, "float8_e4m3fn", "int8")
 KERNELS_FOLDER = "kernels"  # beside a plan: device kernels, see executors/kernel_bundle.py
+WEIGHT_STREAMING = "weight_streaming"  # a flag of TargetEntry
 ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8", "fp4", "mixed")
 
 
@@ -142,6 +143,11 @@ class TargetEntry(Fields):
     flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
     key: str = read.sha256()
     seconds: float = read.number(0)
+
+    @property
+    def streams_weights(self) -> bool:
+        """Whether the plan's weights may stay in host memory and come over in every step."""
+        return WEIGHT_STREAMING in self.flags
 
     def kernel_files(self) -> tuple[FileEntry, ...]:
         """Return the files of the plan's device kernels; () where it has none."""

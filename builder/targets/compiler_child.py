@@ -174,6 +174,17 @@ def parse(trt: Any, network: Any, logger: Any, job: dict[str, Any]) -> None:
     _check_tensors(network, job)
 
 
+def set_memory_flags(trt: Any, config: Any, job: dict[str, Any]) -> None:
+    """Let weights stay on the host where the job says so, else ask for a plan that allocates nothing when it runs.
+
+    Only TensorRT-RTX has the latter, which is what lets its runs be captured; it takes no plan with both.
+    """
+    if job["weight_streaming"]:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+    elif hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+
+
 def add_profiles(builder: Any, config: Any, job: dict[str, Any]) -> None:
     """Give a configuration the job's optimization profiles; CompileFailed where one is refused."""
     for shapes in job["profiles"]:

@@ -246,17 +246,12 @@ class _Opening:
         path = self.manifest.plan_path(self.target)
         try:
             size = path.stat().st_size
-            if size > self.free and not self._streams:
+            if size > self.free and not self.manifest.target(self.target).streams_weights:
                 self._demand(Footprint(size, 0, 0, 0), 0).check(self.kv_cache_bytes)
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 return self.library.deserialize(mapped)
         except (OSError, ValueError) as error:
             raise EngineFileError(f"{path} cannot be read ({error}); copy the engine again") from error
-
-    @property
-    def _streams(self) -> bool:
-        """Whether the plan says that its weights may stay on the host."""
-        return any("weight_streaming" in flag for flag in self.manifest.target(self.target).flags)
 
     def _cache(self, plan: Plan) -> RuntimeCache:
         device = self.context.device

@@ -49,10 +49,15 @@ def build(
     *targets: str,
     precision: str = "fp32",
     limits: dict[str, Any] | None = None,
+    weight_streaming: bool = False,
     **options: Any,
 ) -> BuildReport:
     plan = plan_build(
-        checkpoint, targets or ["cpu"], precision=precision, limits={**LIMITS, **(limits or {})}
+        checkpoint,
+        targets or ["cpu"],
+        precision=precision,
+        limits={**LIMITS, **(limits or {})},
+        weight_streaming=weight_streaming,
     )
     return build_engine(plan, out, **options)
 
@@ -198,6 +203,30 @@ def test_targets_are_added(checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx
     ]
     assert (out / "targets" / "cpu" / "build.log").is_file()
     assert set(read_targets(out)) == {"cpu", "sm89"}
+
+
+def test_plans_with_and_without_weight_streaming_are_two(
+    checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: Any
+) -> None:
+    streams = {"precision": "int8", "weight_streaming": True}
+    build(checkpoint, out, "cpu,sm89", precision="int8")
+    assert statuses(build(checkpoint, out, "cpu,sm89", **streams)) == {"cpu": "kept", "sm89": "built"}
+    assert statuses(build(checkpoint, out, "cpu,sm89", **streams)) == {"cpu": "kept", "sm89": "kept"}
+    assert statuses(build(checkpoint, out, "cpu,sm89", precision="int8")) == {"cpu": "kept", "sm89": "built"}
+    with pytest.raises(InvalidArgumentError, match=r"--weight-streaming is for plans of GPUs"):
+        build(checkpoint, out, "cpu", **streams)
+
+
+def test_a_command_that_builds_again_streams_as_the_target_does(
+    checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: Any
+) -> None:
+    build(checkpoint, out, "cpu,sm89", precision="int8")
+    plain = load_manifest(out)
+    sm89 = dataclasses.replace(plain.targets["sm89"], flags=("weight_streaming",))
+    streams = dataclasses.replace(plain, targets={**plain.targets, "sm89": sm89})
+    assert streams.targets["sm89"].streams_weights and not plain.targets["sm89"].streams_weights
+    assert streams.build_command("cpu,sm89") == f"{plain.build_command('cpu,sm89')} --weight-streaming"
+    assert streams.build_command("cpu") == plain.build_command("cpu")
 
 
 def test_a_changed_limit_does_not_lose_other_targets(

@@ -61,6 +61,7 @@ def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: P
     ("words", "message"),
     [
         (("--lora_dir", "x"), "--lora_dir x of trtllm-build is not available: LoRA"),
+        (("--weight_streaming",), "--weight-streaming is for plans of GPUs, and none is among the targets"),
         (("--strip_plan",), "--strip_plan of trtllm-build is not available"),
         (("--paged_kv_cache", "disable"), "--paged_kv_cache disable of trtllm-build is not available"),
         (("--speculative_decoding_mode=medusa",), "--speculative_decoding_mode=medusa of"),

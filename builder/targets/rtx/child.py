@@ -9,7 +9,16 @@ import os
 import sys
 from typing import Any, TextIO
 
-from ..compiler_child import CompileFailed, add_profiles, make_logger, parse, sender, serve, write_plan
+from ..compiler_child import (
+    CompileFailed,
+    add_profiles,
+    make_logger,
+    parse,
+    sender,
+    serve,
+    set_memory_flags,
+    write_plan,
+)
 
 
 def run(job: dict[str, Any], events: TextIO) -> None:
@@ -28,6 +37,7 @@ def run(job: dict[str, Any], events: TextIO) -> None:
     config.num_compute_capabilities = len(job["capabilities"])
     for i, capability in enumerate(job["capabilities"]):
         config.set_compute_capability(getattr(trt.ComputeCapability, capability), i)
+    set_memory_flags(trt, config, job)
     add_profiles(builder, config, job)
     write_plan(trt, builder, network, config, logger, job, sender(events))
 

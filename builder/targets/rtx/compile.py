@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ....runtime.errors import BuildError, OutOfMemoryError
+from ....runtime.manifest_entries import WEIGHT_STREAMING
 from ...graph.save import save
 from ...limits import Limits
 from ...spec import DecoderSpec
@@ -37,6 +38,7 @@ def compile_plan(
     *,
     causal: lowering.Causal = "mask",
     mixed: bool = False,
+    weight_streaming: bool = False,
     stop: threading.Event | None = None,
     python: str = sys.executable,
 ) -> CompileResult:
@@ -46,6 +48,8 @@ def compile_plan(
     sm : a target of targets.py, e.g. "sm89" or "rtx"
     log_path : every line of the compiler, kept whether it succeeds or not
     causal, mixed : see lowering.lower and profiles.make_profiles
+    weight_streaming : weights may stay in host memory, and come over in every step; a plan without it allocates
+        nothing when it runs
     stop : once set, by any thread, the child is killed and Stopped raised
     raises : UnsupportedError before any work if the target cannot hold the graph's types or the compiler is not
         installed; BuildError with the log's last lines if the compiler refuses, crashes or drops an input;
@@ -64,11 +68,11 @@ def compile_plan(
             onnx_path = Path(model).absolute()
         plan = Path(scratch) / "model.plan"
         made = profiles.make_profiles(spec, limits, mixed=mixed)
-        job, compute = _job(onnx_path, plan, limits, spec, target, made)
+        job, compute = _job(onnx_path, plan, limits, spec, target, made, weight_streaming)
         compiler = Compiler(CHILD_MODULE, "TensorRT-RTX", target.name, python)
         done = run_child(compiler, job, Path(scratch), log_path, progress, stop)
         plan.replace(out_path)
-    done = dataclasses.replace(done, flags=flags_of(target, causal, [p.name for p in made]))
+    done = dataclasses.replace(done, flags=flags_of(target, causal, [p.name for p in made], weight_streaming))
     if compute == "float16" and targets.residual_may_overflow(spec):
         warning = (
             f"the activations of {spec.family} pass float16's 65504 with some prompts; build precision bf16, or "
@@ -93,11 +97,21 @@ def save_lowered(model: ir.Model, path: str | Path, *, causal: lowering.Causal =
 
 
 def flags_of(
-    target: targets.RtxTarget, causal: lowering.Causal, profile_names: Sequence[str]
+    target: targets.RtxTarget,
+    causal: lowering.Causal,
+    profile_names: Sequence[str],
+    weight_streaming: bool = False,
 ) -> tuple[str, ...]:
     """Return what the compiler is told, as the manifest lists it; the profiles are in the order of their index."""
     capabilities = (f"compute_capability={c.lower()}" for c in target.capabilities)
-    return (*capabilities, "strongly_typed", f"causal={causal}", f"profiles={'+'.join(profile_names)}")
+    memory = WEIGHT_STREAMING if weight_streaming else "require_user_allocation"
+    return (
+        *capabilities,
+        "strongly_typed",
+        memory,
+        f"causal={causal}",
+        f"profiles={'+'.join(profile_names)}",
+    )
 
 
 def _job(
@@ -107,6 +121,7 @@ def _job(
     spec: DecoderSpec,
     target: targets.RtxTarget,
     made: Sequence[profiles.Profile],
+    weight_streaming: bool,
 ) -> tuple[dict[str, Any], str]:
     compute = _pool_type(onnx_path)
     inputs = contract.plan_inputs(spec, limits, compute)
@@ -123,6 +138,7 @@ def _job(
         "outputs": listed(outputs),
         "profiles": profiles.as_json(made, inputs),
         "kv_updates": 2 * spec.num_layers,
+        "weight_streaming": weight_streaming,
         "parent_pid": os.getpid(),
     }
     return job, compute

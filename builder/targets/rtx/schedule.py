@@ -41,6 +41,7 @@ class CompileJob:
     out_path: Path
     log_path: Path
     progress: Progress | None = None
+    weight_streaming: bool = False
 
 
 def predicted_peak_bytes(model: ir.Model) -> int:
@@ -89,7 +90,15 @@ def _run_all(jobs: Sequence[CompileJob], files: dict[int, Path], workers: int) -
         path = files[id(job.model)]
         try:
             return compile_plan(
-                path, job.limits, job.spec, job.sm, job.out_path, job.log_path, job.progress, stop=stop
+                path,
+                job.limits,
+                job.spec,
+                job.sm,
+                job.out_path,
+                job.log_path,
+                job.progress,
+                weight_streaming=job.weight_streaming,
+                stop=stop,
             )
         except BaseException:
             stop.set()

@@ -11,7 +11,16 @@ import sys
 from typing import Any, TextIO
 
 from ....plugins.paged_attention.plugin import register_plugins
-from ..compiler_child import CompileFailed, add_profiles, make_logger, parse, sender, serve, write_plan
+from ..compiler_child import (
+    CompileFailed,
+    add_profiles,
+    make_logger,
+    parse,
+    sender,
+    serve,
+    set_memory_flags,
+    write_plan,
+)
 
 
 def run(job: dict[str, Any], events: TextIO) -> None:
@@ -38,6 +47,7 @@ def compile_job(trt: Any, trtp: Any, job: dict[str, Any], events: TextIO) -> Non
     _check_plugins(trt, network, job)
     config = builder.create_builder_config()
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    set_memory_flags(trt, config, job)
     add_profiles(builder, config, job)
     write_plan(trt, builder, network, config, logger, job, sender(events))
 

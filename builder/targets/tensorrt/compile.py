@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ....runtime.errors import OutOfMemoryError
+from ....runtime.manifest_entries import WEIGHT_STREAMING
 from ...graph.save import save
 from ...limits import Limits
 from ...spec import DecoderSpec
@@ -35,6 +36,7 @@ def compile_plan(
     log_path: str | Path,
     progress: Progress | None = None,
     *,
+    weight_streaming: bool = False,
     stop: threading.Event | None = None,
     python: str = sys.executable,
 ) -> CompileResult:
@@ -44,6 +46,7 @@ def compile_plan(
 
     model : the graph of build_graph with float16 or bfloat16 activations
     log_path : every line of the compiler, kept whether it succeeds or not
+    weight_streaming : weights may stay in host memory, and come over in every step
     stop : once set, by any thread, the child is killed and Stopped raised
     raises : UnsupportedError before any work if this machine cannot compile for the target; BuildError with the log's
         last lines if the compiler refuses, crashes or drops an input; OutOfMemoryError if it was killed. No plan and no
@@ -54,11 +57,11 @@ def compile_plan(
     with tempfile.TemporaryDirectory(prefix=".tensorrt-", dir=out_path.parent) as scratch:
         onnx_path, plan = Path(scratch) / "graph.onnx", Path(scratch) / "model.plan"
         save_lowered(model, limits, onnx_path)
-        job = make_job(model, limits, spec, target, onnx_path, plan)
+        job = make_job(model, limits, spec, target, onnx_path, plan, weight_streaming)
         compiler = Compiler(CHILD_MODULE, "TensorRT", target.name, python)
         done = run_child(compiler, job, Path(scratch), log_path, progress, stop)
         plan.replace(out_path)
-    return dataclasses.replace(done, flags=flags_of(target))
+    return dataclasses.replace(done, flags=flags_of(target, weight_streaming))
 
 
 def save_lowered(model: ir.Model, limits: Limits, path: str | Path) -> None:
@@ -77,12 +80,13 @@ def save_lowered(model: ir.Model, limits: Limits, path: str | Path) -> None:
         ) from error
 
 
-def flags_of(target: targets.TensorRtTarget) -> tuple[str, ...]:
+def flags_of(target: targets.TensorRtTarget, weight_streaming: bool = False) -> tuple[str, ...]:
     """Return what the compiler is told, as the manifest lists it."""
     return (
         f"compute_capability={target.sm}",
         "strongly_typed",
         "aliased_plugin_io",
+        *([WEIGHT_STREAMING] if weight_streaming else []),
         f"profiles={profiles.NAME}",
     )
 
@@ -94,6 +98,7 @@ def make_job(
     target: targets.TensorRtTarget,
     onnx_path: Path,
     plan: Path,
+    weight_streaming: bool = False,
 ) -> dict[str, Any]:
     """Return what child.py compiles, as JSON values."""
     kv_type = lowering.kv_type_of(model)
@@ -106,6 +111,7 @@ def make_job(
         "outputs": _listed(contract.plan_outputs(spec, limits, kv_type)),
         "profiles": as_json([profiles.make_profile(spec, limits)], inputs),
         "plugins": lowering.count_plugins(spec, limits),
+        "weight_streaming": weight_streaming,
         "parent_pid": os.getpid(),
     }
 

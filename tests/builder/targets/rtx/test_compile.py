@@ -20,7 +20,7 @@ import pytest
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph, weight_bytes
 from plansmith.builder.precision import precision
-from plansmith.builder.targets.compiler_child import CompileFailed
+from plansmith.builder.targets.compiler_child import CompileFailed, set_memory_flags
 from plansmith.builder.targets.compiler_process import CompileResult, Stopped
 from plansmith.builder.targets.rtx import child, profiles, schedule, targets
 from plansmith.builder.targets.rtx import compile as compiling
@@ -72,7 +72,10 @@ def test_every_gpu(sm: str, tmp_path: Path) -> None:
     result = compile_tiny(tmp_path, tiny_graph(SPEC), sm)
     assert result.version.startswith("1.")
     capabilities = [f"compute_capability={c.lower()}" for c in targets.TARGETS[sm].capabilities]
-    assert list(result.flags) == [*capabilities, "strongly_typed", "causal=mask", "profiles=decode+prefill"]
+    assert list(result.flags) == [
+        *(*capabilities, "strongly_typed", "require_user_allocation"),
+        *("causal=mask", "profiles=decode+prefill"),
+    ]
     assert result.peak_rss_bytes > 100 << 20 and result.seconds > 0
 
 
@@ -81,6 +84,28 @@ def test_every_gpu(sm: str, tmp_path: Path) -> None:
 )
 def test_every_precision(recipe: str, compute: str, tmp_path: Path) -> None:
     compile_tiny(tmp_path, tiny_graph(SPEC, recipe=recipe, compute=compute))
+
+
+def test_weights_that_may_stay_on_the_host(tmp_path: Path) -> None:
+    """The two ways with memory are two plans, and the compiler is told one of them."""
+    results = {}
+    for streams in (False, True):
+        folder = tmp_path / str(streams)
+        folder.mkdir()
+        results[streams] = compile_tiny(folder, tiny_graph(SPEC), weight_streaming=streams).flags
+    changed = set(results[True]) ^ set(results[False])
+    assert changed == {"weight_streaming", "require_user_allocation"}
+    assert (tmp_path / "True" / "model.plan").read_bytes() != (tmp_path / "False" / "model.plan").read_bytes()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_compiler_is_told_one_of_two_ways_with_memory(streams: bool) -> None:
+    import tensorrt_rtx as trt
+
+    config = trt.Builder(trt.Logger()).create_builder_config()
+    set_memory_flags(trt, config, {"weight_streaming": streams})
+    assert config.get_flag(trt.BuilderFlag.WEIGHT_STREAMING) == streams
+    assert config.get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION) != streams
 
 
 def test_attention_masked_by_the_compiler_and_mixed_steps(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def compile_tiny(
-    tmp_path: Path, model: Any = None, spec: Any = SPEC, limits: Limits = LIMITS
+    tmp_path: Path, model: Any = None, spec: Any = SPEC, limits: Limits = LIMITS, **options: Any
 ) -> CompileResult:
     steps: list[tuple[str, int, int]] = []
     done = compile_plan(
@@ -49,6 +49,7 @@ def compile_tiny(
         tmp_path / "model.plan",
         tmp_path / "build.log",
         lambda *step: steps.append(step),
+        **options,
     )
     assert ("Building Engine", 0, 2) in steps
     return done
@@ -67,6 +68,14 @@ def test_a_compile(double: Any, tmp_path: Path) -> None:
     assert profile["logits_rows"] == [[1], [4], [4]]
     assert profile["k_pool.1"][:2] == [[1, 2, 8, 32], [32, 2, 8, 32]]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build.log", "model.plan"]
+
+
+def test_weights_that_may_stay_on_the_host(double: Any, tmp_path: Path) -> None:
+    done = compile_tiny(tmp_path, weight_streaming=True)
+    assert "weight_streaming" in done.flags
+    assert json.loads((tmp_path / "model.plan").read_text())["flags"] == ["WEIGHT_STREAMING"]
+    assert "weight_streaming" not in compile_tiny(tmp_path).flags
+    assert json.loads((tmp_path / "model.plan").read_text())["flags"] == []
 
 
 @pytest.mark.parametrize("kv", ["fp8", "int8"])

@@ -27,6 +27,12 @@ class NetworkDefinitionCreationFlag(enum.IntEnum):
     STRONGLY_TYPED, PREFER_JIT_PYTHON_PLUGINS, PREFER_AOT_PYTHON_PLUGINS = range(3)
 
 
+class BuilderFlag(enum.Enum):
+    """The one that is set here; REQUIRE_USER_ALLOCATION is TensorRT-RTX's alone."""
+
+    WEIGHT_STREAMING = 20
+
+
 class LayerType(enum.Enum):
     """The two that a test tells apart."""
 
@@ -163,6 +169,10 @@ class Config(Checked):
     def __init__(self) -> None:
         self._features: dict[Any, bool] = {}
         self._profiles: list[Profile] = []
+        self._flags: list[str] = []
+
+    def set_flag(self, flag: BuilderFlag) -> None:
+        self._flags.append(flag.name)
 
     def set_preview_feature(self, feature: Any, on: bool) -> None:
         self._features[feature] = on
@@ -196,4 +206,5 @@ class Builder(Checked):
         monitor.phase_start("Building Engine", None, 2)
         assert monitor.step_complete("Building Engine", 0)
         monitor.phase_finish("Building Engine")
-        return not DRIVE.get("fail") and writer.write(json.dumps(profile._shapes).encode()) > 0
+        plan = {**profile._shapes, "flags": config._flags}
+        return not DRIVE.get("fail") and writer.write(json.dumps(plan).encode()) > 0
