@@ -106,7 +106,7 @@ class EngineBase:
             that this installation cannot run, InvalidArgumentError for a draft that does not fit, with the command
             that builds one that does
         """
-        opening = plan_opening(engine_dir, target, draft, speculation, options)
+        opening = plan_opening(engine_dir, target, draft, speculation, options, device)
         manifest = opening.manifest
         tokenizer_dir = manifest.root / "tokenizer"
         cpu = CpuOptions(num_threads, pin_threads, isa, max_adapters, max_adapter_rank)

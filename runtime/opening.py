@@ -113,9 +113,11 @@ def plan_opening(
     draft: Path | str | None,
     speculation: str,
     options: Mapping[str, Any],
+    device: int | str | None = None,
 ) -> Opening:
     """Return what to open, from manifests alone.
 
+    device : the one that "auto" has to run on, see GpuOptions
     raises EngineFileError, InvalidArgumentError for what contradicts or a draft that does not fit, UnsupportedError
     """
     manifest = load_manifest(engine_dir)
@@ -127,7 +129,7 @@ def plan_opening(
             )
     made = EngineOptions(**options)
     if target == AUTO:
-        target = usable_target(manifest)
+        target = usable_target(manifest, device=device)
     if target == CPU and made.max_num_tokens == 0 and made.enable_chunked_context:
         budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)
         made = dataclasses.replace(made, max_num_tokens=budget)

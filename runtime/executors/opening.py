@@ -95,7 +95,7 @@ def _named(devices: Sequence[Device], wanted: int | str) -> Device:
     text = str(wanted).strip()
     found = (
         [one for one in devices if one.index == int(text)]
-        if text.isdigit()
+        if text.isascii() and text.isdecimal()
         else [one for one in devices if text and _bare(one.uuid).startswith(_bare(text))]
     )
     if len(found) != 1:
@@ -124,20 +124,26 @@ def _wrong_device(device: Device, manifest: Manifest, target: str) -> Unsupporte
     )
 
 
-def usable_target(manifest: Manifest, bindings: Any = None) -> str:
+def usable_target(manifest: Manifest, bindings: Any = None, *, device: int | str | None = None) -> str:
     """Return what target "auto" stands for: the first GPU target that a device here runs, else cpu, else the first.
 
+    device : as in GpuOptions; None = any device counts, else this one alone
     A library or driver that is missing or too old counts as no GPU. Nothing is allocated.
+    raises UnsupportedError for a device that is not among those here
     """
     gpu = [name for name, entry in manifest.targets.items() if entry.sm]
-    found = None
+    devices: list[Device] = []
     if gpu:
         with contextlib.suppress(Error):
             driver = Driver(bindings or cuda.load_bindings())
-            here = {device.sm for device in driver.devices()}
-            found = next((name for name in gpu if _can_run(manifest, name, here, driver)), None)
-    if found is not None:
-        return found
+            devices = driver.devices()
+    if devices and device is not None:
+        devices = [_named(devices, device)]
+    here = {one.sm for one in devices}
+    with contextlib.suppress(Error):
+        for name in gpu if here else ():
+            if _can_run(manifest, name, here, driver):
+                return name
     return CPU if CPU in manifest.targets else next(iter(manifest.targets), CPU)
 
 

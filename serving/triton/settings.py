@@ -84,7 +84,7 @@ class Settings:
             parameter that goes beyond what the engine was built for, UnsupportedError for adapters on a GPU target
         """
         manifest = load_manifest(self.engine_dir)
-        target = usable_target(manifest) if self.target == AUTO else self.target
+        target = usable_target(manifest, device=self.device) if self.target == AUTO else self.target
         if target != self.target:
             return dataclasses.replace(self, target=target).open_arguments()
         manifest.target(target)

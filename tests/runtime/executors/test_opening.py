@@ -115,6 +115,22 @@ def test_auto_is_the_gpu_where_it_runs_and_cpu_elsewhere(
         assert engine.device_use() is None
 
 
+def test_auto_goes_by_the_device_that_is_named(installed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two GPUs the second is asked for: its target is opened, not the one that the first would run."""
+    manifest = installed.manifest
+    other = dataclasses.replace(manifest.target(TARGET), sm=("sm86",))
+    both = dataclasses.replace(manifest, targets={"sm86": other, **manifest.targets})
+    devices = [Device(0, "A10", "GPU-aa", "sm86", 1), Device(1, "L4", "GPU-bb", "sm89", 1)]
+    monkeypatch.setattr(cuda.Driver, "devices", lambda _driver: devices)
+    found = {wanted: opening.usable_target(both, device=wanted) for wanted in (None, 0, "1", "GPU-b")}
+    assert found == {None: "sm86", 0: "sm86", "1": TARGET, "GPU-b": TARGET}
+    for wanted in (7, "GPU-xyz", "\N{SUPERSCRIPT TWO}"):
+        with pytest.raises(UnsupportedError, match="is not there; choose one of 0: A10"):
+            opening.usable_target(both, device=wanted)
+    with pytest.raises(UnsupportedError, match="is not there; choose one of"):
+        Engine.open(installed.path, "auto", device="GPU-xyz")
+
+
 def test_a_machine_without_a_driver_or_a_gpu(rtx_engine: Any) -> None:
     missing = World(rtx_engine(), missing=True)
     with pytest.raises(UnsupportedError, match=r"no working NVIDIA driver.*nvidia-smi.*open the cpu target"):
