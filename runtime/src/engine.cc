@@ -190,8 +190,8 @@ class Engine::BetweenSteps {
     lock_ = std::unique_lock<std::mutex>(engine->step_mutex_);
     try {
       engine->PublishPending();  // nothing waits for what may take its time here
-    } catch (const std::bad_alloc&) {
-      // The events keep until there is memory.
+    } catch (const std::exception&) {
+      // The events keep until there is memory. The count has to go down again in any case.
     }
   }
   ~BetweenSteps() {

@@ -113,6 +113,7 @@ class Engine {
   void TakeInbox();
   void ReserveForLive();
   void ExpireOverdue(int64_t now_ns);
+  bool LaunchMayBeFar(const StepPlan& plan) const;
   bool RunCopies(std::string* error);
   bool DraftAndExecute(StepPlan* plan, Rows* rows, std::string* error);
   bool Execute(const StepPlan& plan, const psm_batch& batch, Rows* rows, std::string* error);

@@ -109,7 +109,12 @@ psm_model_info Describe(const psm_executor& executor) {
   CheckInfoField("kv_bytes_per_block", info.kv_bytes_per_block != 0, 1);
   info.struct_size = PSM_MODEL_INFO_SIZE;
   if (executor.collect == nullptr) info.samples_rows = 0;
-  CheckInfoField("samples_rows", info.samples_rows, 0);
+  if (info.samples_rows != 0 && info.samples_rows != 1) {
+    throw StatusError(PSM_ERROR_EXECUTOR,
+                      Format("the executor describes samples_rows = %d, 0 or 1 is wanted; fix its "
+                             "describe function",
+                             info.samples_rows));
+  }
   if (info.max_logits_rows == 0) info.max_logits_rows = info.max_batch_size;
   return info;
 }

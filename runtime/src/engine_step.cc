@@ -119,8 +119,7 @@ bool Engine::StepWork() {
   PublishQueued();
   Rows rows;
   std::string error;
-  // Before what may take long; else while the device works.
-  if (!kv_.copies().empty() || config_.options.draft_mode == PSM_DRAFT_MODEL) PublishPending();
+  if (LaunchMayBeFar(plan)) PublishPending();
   if (!RunCopies(&error)) {
     FailRunning(error);
   } else if (DraftAndExecute(&plan, &rows, &error)) {
@@ -209,6 +208,17 @@ void Engine::ExpireOverdue(int64_t now_ns) {
   while (!deadlines_.empty() && deadlines_.top()->deadline_ns <= now_ns) {
     Finish(deadlines_.top(), PSM_FINISH_TIMED_OUT);
   }
+}
+
+// Whether something comes before the launch that may take long: copies, a draft model, a guide that
+// is asked what it thinks of drafts. What is pending does not wait for that.
+bool Engine::LaunchMayBeFar(const StepPlan& plan) const {
+  if (!kv_.copies().empty() || config_.options.draft_mode == PSM_DRAFT_MODEL) return true;
+  const auto asks_guide = [](const ScheduledSeq& seq) {
+    return seq.num_draft > 0 && seq.request->guide != nullptr;
+  };
+  return std::any_of(plan.context.begin(), plan.context.end(), asks_guide) ||
+         std::any_of(plan.generation.begin(), plan.generation.end(), asks_guide);
 }
 
 // The copies that sharing, swapping and forking caused, in the pools of target and draft.

@@ -273,7 +273,8 @@ const float* Sampler::Adjust(const float* logits, const Request& request, const 
     }
   }
   if (p.has_penalties()) Penalize(request, l);
-  for (const auto& [id, bias] : p.logit_bias) l[id] += bias;
+  // -INFINITY forbids, also what a penalty has driven to +infinity.
+  for (const auto& [id, bias] : p.logit_bias) l[id] = bias == kNegInf ? kNegInf : l[id] + bias;
   for (size_t i = 0; i < p.bad_words.size(); ++i) {
     const auto [word, n] = p.bad_words.word(i);
     if (EndsWith(request, word, n - 1)) l[word[n - 1]] = kNegInf;

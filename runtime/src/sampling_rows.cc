@@ -129,10 +129,12 @@ void SamplingRows::AddEdits(Request* request) {
       ++bias;
     }
     if (forbidden != forbidden_.end() && *forbidden == id) {
-      edit = {id, 1.0f, 0.0f, kNegInf};
+      edit.plus = kNegInf;
       changes = true;
       ++forbidden;
     }
+    // Whatever a penalty would make of it: +infinity - infinity is no number.
+    if (edit.plus == kNegInf) edit = {id, 1.0f, 0.0f, kNegInf};
     if (changes) edits_.push_back(edit);
   }
 }

@@ -38,8 +38,10 @@ foreach(test capi_test capi_invalid_test threads_test)
 endforeach()
 plansmith_test(engine_test tests/runtime/engine_test.cc)
 target_link_libraries(engine_test PRIVATE plansmith_fake_executor m)
-plansmith_test(halves_test tests/runtime/halves_test.cc)
-target_link_libraries(halves_test PRIVATE plansmith_fake_executor m)
+foreach(test halves_test halves_events_test halves_memory_test)
+  plansmith_test(${test} tests/runtime/${test}.cc)
+  target_link_libraries(${test} PRIVATE plansmith_fake_executor m)
+endforeach()
 plansmith_test(sampling_rows_test tests/runtime/sampling_rows_test.cc)
 
 plansmith_test(guide_test tests/runtime/guide_test.cc)
@@ -62,7 +64,7 @@ endif()
 foreach(test header_c_test header_cc_test kv_cache_test kv_events_test kv_eviction_test
         kv_property_test kv_reuse_test prefix_tree_test
         scheduler_test scheduler_property_test waiting_queue_test sampler_test beam_search_test event_queue_test capi_test
-        capi_invalid_test threads_test engine_test halves_test sampling_rows_test simulated_test fuzz_test steady_test step_cost_test
+        capi_invalid_test threads_test engine_test halves_test halves_events_test halves_memory_test sampling_rows_test simulated_test fuzz_test steady_test step_cost_test
         ngram_test repeat_ngram_test draft_length_test speculator_test caller_draft_test speculation_distribution_test guide_test guide_engine_test
         capi_shared_test)
   set_tests_properties(${test} PROPERTIES LABELS core ENVIRONMENT

@@ -48,6 +48,7 @@ class HalvesExecutor {
   int64_t* num_given = nullptr;
   void (*between)(void* context) = nullptr;  // called at the end of launch
   void* between_context = nullptr;
+  void (*behind)() = nullptr;  // called at the beginning of collect
 
   static psm_executor Table(HalvesExecutor* self) {
     psm_executor e = self->inner_;
@@ -127,6 +128,7 @@ class HalvesExecutor {
   psm_status Collect(const psm_step_sampling* sampling, psm_row_sample* samples,
                      const float** logits) {
     CHECK(in_flight_ && thread_id_ == std::this_thread::get_id());
+    if (behind != nullptr) behind();
     if (is_async) {
       device_.join();
     } else {

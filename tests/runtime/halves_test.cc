@@ -14,112 +14,14 @@
 
 #include "check.h"
 #include "fake_executor.h"
+#include "halves_bench.h"
 #include "halves_executor.h"
 
 namespace {
 
+using plansmith::Ask;
+using plansmith::Bench;
 using plansmith::HalvesExecutor;
-
-struct Ask {
-  Ask() : request{} {
-    psm_request_init(&request);
-    request.struct_size = PSM_REQUEST_SIZE;
-    request.max_tokens = 20;
-  }
-  const psm_request& Get() {
-    request.prompt_ids = prompt.data();
-    request.num_prompt_ids = static_cast<int32_t>(prompt.size());
-    request.end_ids = end_ids.data();
-    request.num_end_ids = static_cast<int32_t>(end_ids.size());
-    request.bad_words = {bad_ids.data(), bad_ends.data(), static_cast<int32_t>(bad_ends.size())};
-    request.logit_bias_ids = bias_ids.data();
-    request.logit_bias_values = bias.data();
-    request.num_logit_bias = static_cast<int32_t>(bias.size());
-    request.draft_ids = draft.data();
-    request.num_draft_ids = static_cast<int32_t>(draft.size());
-    return request;
-  }
-  std::vector<int32_t> prompt = {7, 8, 9, 8}, end_ids, bad_ids, bad_ends, bias_ids, draft;
-  std::vector<float> bias;
-  psm_request request;
-};
-
-// An engine over the fake executor, which is wrapped into halves unless `wrap` is NULL.
-class Bench {
- public:
-  using Change = std::function<void(HalvesExecutor*)>;
-  explicit Bench(bool in_halves, const Change& change = nullptr, bool manual = true) {
-    fake_executor_init(&fake);
-    psm_executor table = fake_executor_table(&fake);
-    if (in_halves) {
-      auto* halves = new HalvesExecutor(table);
-      halves->num_drawn = &num_drawn;
-      halves->num_given = &num_given;
-      if (change) change(halves);
-      table = HalvesExecutor::Table(halves);
-    }
-    Create(table, manual);
-  }
-  explicit Bench(const psm_executor& table) {
-    fake_executor_init(&fake);
-    Create(table, true);
-  }
-  ~Bench() {
-    psm_engine_destroy(engine);
-    fake_executor_free(&fake);
-  }
-  Bench(const Bench&) = delete;
-  Bench& operator=(const Bench&) = delete;
-
-  uint64_t Submit(Ask* ask) {
-    uint64_t id;
-    CHECK_OK(psm_engine_submit(engine, &ask->Get(), &id));
-    return id;
-  }
-  bool Step() {
-    int32_t did_work;
-    CHECK_OK(psm_engine_step(engine, &did_work));
-    Poll();
-    return did_work != 0;
-  }
-  void Poll() {
-    psm_event taken[64];
-    for (size_t n = 1; n > 0;) {
-      const psm_status status = psm_engine_poll(engine, taken, 64, 0, &n);
-      CHECK(status == PSM_OK || status == PSM_ERROR_SHUTDOWN);
-      events.insert(events.end(), taken, taken + n);
-    }
-  }
-  void Drain() {
-    while (Step()) {
-    }
-  }
-  const psm_event& End(uint64_t id) const {
-    for (const psm_event& e : events) {
-      if (e.request_id == id && e.is_final != 0) return e;
-    }
-    CHECK(false);
-    return events[0];
-  }
-  int32_t NumTokens(uint64_t id) const {
-    int32_t n = 0;
-    for (const psm_event& e : events) n += e.request_id == id && e.kind == PSM_EVENT_TOKEN;
-    return n;
-  }
-
-  fake_executor fake;
-  psm_engine* engine = nullptr;
-  std::vector<psm_event> events;
-  int64_t num_drawn = 0, num_given = 0;
-
- private:
-  void Create(const psm_executor& table, bool manual) {
-    psm_engine_options o;
-    psm_engine_options_init(&o);
-    o.manual_step = manual;
-    CHECK_OK(psm_engine_create(&table, &o, &engine));
-  }
-};
 
 // Everything but times, and logits by value.
 void CheckSame(const psm_event& a, const psm_event& b) {
@@ -379,124 +281,6 @@ void TestCallsBetweenTheHalves() {
   CHECK(bench.NumTokens(context.submitted) == 20);
 }
 
-// Waits, in the middle of what it does, until the tokens of all steps before have been seen.
-struct WaitingDevice {
-  WaitingDevice() {
-    fake_executor_init(&fake);
-    fake.info.max_adapters = 1, fake.info.max_adapter_rank = 8;
-    inner = HalvesExecutor::Table(new HalvesExecutor(fake_executor_table(&fake)));
-  }
-  ~WaitingDevice() { fake_executor_free(&fake); }
-
-  psm_executor Table() {
-    psm_executor table = inner;
-    table.self = this;
-    table.describe = [](void* s, psm_model_info* i) {
-      return At(s)->inner.describe(At(s)->inner.self, i);
-    };
-    table.open = [](void* s, int32_t n) { return At(s)->inner.open(At(s)->inner.self, n); };
-    table.launch = [](void* s, const psm_batch* b) {
-      return At(s)->inner.launch(At(s)->inner.self, b);
-    };
-    table.collect = [](void* s, const psm_step_sampling* sampling, psm_row_sample* samples,
-                       const float** logits) {
-      if (At(s)->waits_in_collect) At(s)->Wait();
-      ++At(s)->num_steps;
-      return At(s)->inner.collect(At(s)->inner.self, sampling, samples, logits);
-    };
-    table.load_adapter = [](void* s, int32_t, const psm_lora_module*, size_t) -> psm_status {
-      At(s)->Wait();
-      return PSM_OK;
-    };
-    table.unload_adapter = [](void*, int32_t) -> psm_status { return PSM_OK; };
-    table.close = [](void* s) { At(s)->inner.close(At(s)->inner.self); };
-    table.copy_blocks = nullptr;
-    table.last_error = nullptr;
-    return table;
-  }
-
-  fake_executor fake;
-  psm_executor inner;
-  bool waits_in_collect = true;
-  std::atomic<int32_t> num_seen{0}, num_steps{0};
-
- private:
-  static WaitingDevice* At(void* self) { return static_cast<WaitingDevice*>(self); }
-  void Wait() {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (num_seen < num_steps) {
-      CHECK(std::chrono::steady_clock::now() < deadline);
-      std::this_thread::yield();
-    }
-  }
-};
-
-// An adapter that is being loaded holds the engine up, but not the events of the step before.
-void TestEventsComeBeforeAnAdapterIsLoaded() {
-  WaitingDevice device;
-  device.waits_in_collect = false;
-  const psm_executor table = device.Table();
-  psm_engine* engine;
-  CHECK_OK(psm_engine_create(&table, nullptr, &engine));
-  Ask ask;
-  ask.request.max_tokens = 100;
-  uint64_t request_id;
-  CHECK_OK(psm_engine_submit(engine, &ask.Get(), &request_id));
-  std::thread loader([&] {
-    const float zeros[64] = {};
-    const psm_lora_module module = {0, PSM_LORA_ATTN_Q, 1, 8, 8, 1.0f, zeros, zeros};
-    for (int i = 0; i < 20; ++i) {
-      CHECK_OK(psm_engine_load_adapter(engine, 1, &module, 1));
-      CHECK_OK(psm_engine_unload_adapter(engine, 1));
-    }
-  });
-  for (bool done = false; !done;) {
-    psm_event event;
-    size_t n;
-    CHECK_OK(psm_engine_poll(engine, &event, 1, 30000, &n));
-    CHECK(n == 1);
-    if (event.kind == PSM_EVENT_TOKEN) ++device.num_seen;
-    done = event.kind == PSM_EVENT_FINISHED;
-  }
-  loader.join();
-  psm_engine_destroy(engine);
-}
-
-// While a step waits in collect, the events of the one before it can be polled: a client that waits
-// for them before it lets the device go on is not held up.
-void TestEventsComeWhileTheDeviceWorks() {
-  WaitingDevice device;
-  const psm_executor table = device.Table();
-  psm_engine* engine;
-  CHECK_OK(psm_engine_create(&table, nullptr, &engine));
-  Ask ask;
-  for (int round = 0; round < 3; ++round) {  // idle between them: the last events do not wait
-    uint64_t id;
-    CHECK_OK(psm_engine_submit(engine, &ask.Get(), &id));
-    for (bool done = false; !done;) {
-      psm_event event;
-      size_t n;
-      CHECK_OK(psm_engine_poll(engine, &event, 1, 30000, &n));
-      CHECK(n == 1);
-      if (event.kind == PSM_EVENT_TOKEN) ++device.num_seen;
-      done = event.kind == PSM_EVENT_FINISHED;
-      if (!done) continue;
-      // Whoever has seen the end sees the state behind it.
-      psm_engine_stats stats;
-      stats.struct_size = PSM_ENGINE_STATS_SIZE;
-      CHECK_OK(psm_engine_get_stats(engine, &stats));
-      CHECK(stats.num_completed_requests == static_cast<uint64_t>(round) + 1);
-      CHECK(stats.num_active_requests == 0 && stats.used_num_blocks == 0);
-      CHECK(stats.num_generated_tokens == 20u * static_cast<uint64_t>(round + 1));
-      CHECK(psm_engine_cancel(engine, id) == PSM_ERROR_NOT_FOUND);
-      psm_iteration_stats records[64];
-      CHECK_OK(psm_engine_iteration_stats(engine, records, 64, &n));
-      CHECK(n == 20 && records[n - 1].num_completed_requests == 1);
-    }
-  }
-  psm_engine_destroy(engine);
-}
-
 // A shutdown while the device works waits for the step, and everybody gets an end.
 void TestShutdownBetweenTheHalves() {
   std::atomic<int32_t> num_launched{0};
@@ -567,9 +351,10 @@ void TestTimes() {
   fake_executor_free(&fake);
 }
 
-void CheckRefused(const psm_executor& table, const char* text) {
+void CheckRefused(const psm_executor& table, const char* text,
+                  psm_status status = PSM_ERROR_INVALID_ARGUMENT) {
   psm_engine* engine;
-  CHECK(psm_engine_create(&table, nullptr, &engine) == PSM_ERROR_INVALID_ARGUMENT);
+  CHECK(psm_engine_create(&table, nullptr, &engine) == status);
   if (std::strstr(psm_last_error(), text) == nullptr) {
     fprintf(stderr, "got: %s\nwanted: %s\n", psm_last_error(), text);
     CHECK(false);
@@ -592,6 +377,18 @@ void TestTables() {
   table.collect = [](void*, const psm_step_sampling*, psm_row_sample*,
                      const float**) -> psm_status { return PSM_OK; };
   CheckRefused(table, "psm_executor.launch is NULL but collect is not");
+  table = HalvesExecutor::Table(new HalvesExecutor(whole));
+  table.describe = [](void*, psm_model_info* info) -> psm_status {
+    fake_executor described;
+    fake_executor_init(&described);
+    *info = described.info;
+    info->struct_size = PSM_MODEL_INFO_SIZE;
+    info->samples_rows = 2;
+    fake_executor_free(&described);
+    return PSM_OK;
+  };
+  CheckRefused(table, "samples_rows = 2, 0 or 1 is wanted", PSM_ERROR_EXECUTOR);
+  table.close(table.self);
   // A table that ends with now_ns, and one with unload_adapter: what lies behind them is not read.
   for (const size_t size :
        {PSM_SIZE_UP_TO_(psm_executor, now_ns), PSM_SIZE_UP_TO_(psm_executor, unload_adapter)}) {
@@ -641,8 +438,6 @@ int main() {
   TestRowsWithoutToken();
   TestWrongDraws();
   TestCallsBetweenTheHalves();
-  TestEventsComeWhileTheDeviceWorks();
-  TestEventsComeBeforeAnAdapterIsLoaded();
   TestShutdownBetweenTheHalves();
   TestTimes();
   TestTables();

@@ -186,6 +186,19 @@ void TestForbiddenAndPenalized() {
   std::vector<float> logits(kVocab, 3e38f);
   Apply(rows.sampling(), rows.sampling().rows[0], &logits);
   CHECK(logits[2] == kNegInf && logits[3] == 3e38f);
+  // So is what its own bias forbids, here and where the core draws.
+  request.params.no_repeat_ngram_size = 0;
+  request.params.logit_bias = {{2, kNegInf}};
+  rows.Clear();
+  rows.Add(&request, nullptr);
+  std::fill(logits.begin(), logits.end(), 3e38f);
+  Sampler sampler(kVocab);
+  const float* want = sampler.Adjusted(logits.data(), request, nullptr);
+  Apply(rows.sampling(), rows.sampling().rows[0], &logits);
+  CHECK(logits[2] == kNegInf && want[2] == kNegInf);
+  // Every edit that forbids does so by itself, however an executor reads a plus of -infinity.
+  const psm_logit_edit& edit = rows.sampling().edits[0];
+  CHECK(edit.factor == 1.0f && edit.minus == 0.0f && edit.plus == kNegInf);
 }
 
 void TestWhatCannotBeDescribed() {

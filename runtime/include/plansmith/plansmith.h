@@ -184,7 +184,7 @@ typedef struct psm_logit_edit {
   int32_t id; /* ascending within a row, each once */
   float factor;
   float minus;
-  float plus; /* -INFINITY forbids the token */
+  float plus; /* -INFINITY forbids the token; factor is 1 and minus 0 then */
 } psm_logit_edit;
 
 /* The draws of a step: for each row the mask, then the edits, then temperature, top_k, top_p, min_p
@@ -259,9 +259,9 @@ typedef struct psm_lora_module {
  * psm_engine_destroy's), in the order describe, open, step..., close.
  * `self` is passed through. A step that fails fails every request in it with PSM_ERROR_EXECUTOR and
  * last_error's text; the engine goes on with the others. Logits must not hold NaN or +infinity: the
- * request whose row does fails. A step may call psm_engine_submit, _cancel and the statistics of
- * its own engine, but nothing that waits for the step: psm_engine_shutdown and psm_engine_step
- * refuse it, psm_engine_destroy must not be called there. */
+ * request whose row does fails. A step, in one call or two, may call psm_engine_submit, _cancel and
+ * the statistics of its own engine, but nothing that waits for the step: psm_engine_shutdown and
+ * psm_engine_step refuse it, psm_engine_destroy must not be called there. */
 typedef struct psm_executor {
   size_t struct_size;
   void* self;
@@ -518,8 +518,8 @@ typedef struct psm_guide {
    * inside psm_engine_submit, before any accept. May be NULL with num_return_sequences 1. */
   psm_status (*clone)(void* self, void** out);
   /* Release self (or a clone). Called once, when its sequence has ended and no other call is in
-   * progress, on the thread that steps or shuts down; of a clone whose submission failed, on that
-   * of the submission. */
+   * progress, on the thread that steps, shuts down, loads or unloads an adapter; of a clone whose
+   * submission failed, on that of the submission. */
   void (*close)(void* self);
   /* Text of the last failure, or NULL. May be NULL. */
   const char* (*last_error)(void* self);
