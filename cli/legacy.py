@@ -32,7 +32,9 @@ _PLUGIN = Legacy(True, "plans here have no TensorRT-LLM plugins, kernels are cho
 _ON = Legacy(True, "this is always on", ("enable", "true", "True", "1"))
 _OFF = Legacy(True, "there is no such mode; leave it out", ("disable", "false", "False", "0", "none"))
 _LORA = Legacy(
-    True, "any engine takes LoRA adapters when it runs (generate --lora NAME=DIR, Engine.load_adapter)"
+    True,
+    "the cpu target takes LoRA adapters when it runs (generate --lora NAME=DIR, Engine.load_adapter); for a GPU target "
+    "merge them into the checkpoint",
 )
 _DRAFT = (
     "build with --draft int4 for a draft of the same model, or give another engine as --draft where this one runs; "
@@ -136,7 +138,7 @@ FLAGS: dict[str, Legacy] = {
     "--max-multimodal-len": Legacy(True, "prompt tuning and images are not supported; leave it out", ("0",)),
     "--max-encoder-input-len": _ENCODER,
     "--lora-dir": dataclasses.replace(
-        _LORA, note="LoRA adapters are loaded when an engine runs: generate --lora NAME=DIR", harmless=()
+        _LORA, note="LoRA adapters are loaded when the cpu target runs: generate --lora NAME=DIR", harmless=()
     ),
     "--lora-ckpt-source": Legacy(True, "adapters are PEFT's, loaded when an engine runs", ("hf",)),
     "--lora-target-modules": _LORA,

@@ -118,7 +118,9 @@ def test_the_share_of_the_weights_on_the_device(rtx_engine: GetEngine) -> None:
     assert whole - (18 << 20) <= half <= whole - (18 << 20) + scratch
     assert used("0", **streamable) <= whole - (36 << 20) + scratch
     assert used("1.0") == used("")
-    with pytest.raises(UnsupportedError, match=r"gpu_weights_percent is 0\.5.*have to be on the device.*--weight-streaming"):
+    with pytest.raises(
+        UnsupportedError, match=r"gpu_weights_percent is 0\.5.*have to be on the device.*--weight-streaming"
+    ):
         used("0.5")
 
 
