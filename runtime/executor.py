@@ -84,10 +84,15 @@ class LaunchingModel(_Model, Protocol):
     """A Python executor whose device works by itself: while it does, the engine makes what the step needs next."""
 
     def launch(self, batch: Batch) -> None:
-        """Hand one step to the device and return without waiting. The batch stays valid until collect has returned."""
+        """Hand one step to the device and return without waiting. The batch stays valid until collect has returned.
+
+        Whatever it raises fails the step, which is not collected then: it leaves nothing that reads the batch.
+        """
 
     def collect(self, sampling: StepSampling | None) -> Float32Array | RecordArray:
         """Wait for the step that was launched; return its logits, or with `sampling` what was drawn from them.
+
+        Called once for each launch that has returned, also while the engine closes.
 
         sampling : given only where describe says samples_rows = 1, and only when every row can be drawn so
         returns : (R, V) float32; with `sampling` (R,) of type ROW_SAMPLE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,10 @@ def test_half_of_a_step_is_refused(missing: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["launch", "collect"])
-def test_an_exception_in_a_half_fails_the_steps_requests_and_no_more(where: str) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("the device was löst"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exception_in_a_half_fails_the_steps_requests_and_no_more(
+    where: str, error: BaseException
+) -> None:
     class Breaks(Halves):
         count = 0
 
@@ -200,7 +204,7 @@ def test_an_exception_in_a_half_fails_the_steps_requests_and_no_more(where: str)
                 self.count += 1
                 if self.count == 3:
                     self._batch = None
-                    raise RuntimeError("the device was löst")
+                    raise error
 
         def launch(self, batch: Any) -> None:
             self.maybe("launch")
@@ -210,10 +214,52 @@ def test_an_exception_in_a_half_fails_the_steps_requests_and_no_more(where: str)
             self.maybe("collect")
             return super().collect(sampling)
 
-    with Engine.from_executor(PythonExecutor(Breaks())) as engine:
-        with pytest.raises(errors.ExecutorError, match="the device was löst"):
+    executor = PythonExecutor(Breaks())
+    with Engine.from_executor(executor) as engine:
+        with pytest.raises(errors.ExecutorError, match=type(error).__name__) as caught:
             engine.generate([PROMPT], GREEDY)
+        assert str(error) in str(caught.value)
+        assert executor.callback_thread is None
         assert list(engine.generate([PROMPT], GREEDY)[0].token_ids) == greedy(PROMPT, 12)
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+@pytest.mark.parametrize("manual_step", [True, False])
+def test_a_half_may_close_its_own_engine_and_what_was_launched_is_collected(
+    where: str, manual_step: bool
+) -> None:
+    class Closes(Halves):
+        engine: Engine | None = None
+        num_launched = 0
+
+        def launch(self, batch: Any) -> None:
+            super().launch(batch)
+            self.num_launched += 1
+            self.close_in("launch")
+
+        def collect(self, sampling: StepSampling | None) -> Any:
+            self.close_in("collect")
+            return super().collect(sampling)
+
+        def close_in(self, name: str) -> None:
+            if name == where and self.engine is not None:
+                self.engine._core.close()
+
+    model = Closes()
+    engine = Engine.from_executor(PythonExecutor(model), EngineOptions(manual_step=manual_step))
+    model.engine = engine
+    handle = engine.submit(PROMPT, GREEDY)
+    if manual_step:
+        with pytest.raises(errors.ShutdownError):
+            engine.step()
+    deadline = time.monotonic() + 20
+    while model.inner.closed == 0 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert model.inner.closed == 1
+    assert model.num_launched == len(model.samplings) == 1
+    engine.close()
+    with pytest.raises(errors.ShutdownError):
+        handle.result(timeout=20)
 
 
 @pytest.mark.parametrize(
