@@ -55,6 +55,35 @@ def test_raw_continues_the_text(plansmith: Run, engine: Engine, engine_dir: Path
     assert result.out == expected + "\n" != plansmith("generate", engine_dir, "the quick fox", *FLAGS).out
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--kv-cache-free-gpu-mem-fraction",
+        "--kv_cache_free_gpu_mem_fraction",
+        "--kv_cache_free_gpu_memory_fraction",  # trtllm-serve's and run.py's
+    ],
+)
+def test_a_share_of_the_gpu_by_its_names(
+    plansmith: Run, engine_dir: Path, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, Any] = {}
+    open_engine = _options.open_engine
+
+    def note(*arguments: Any, **options: Any) -> Engine:
+        opened.update(options)
+        return open_engine(*arguments, **options)
+
+    monkeypatch.setattr(_options, "open_engine", note)
+    assert plansmith("generate", engine_dir, "the", flag, 0.25, *FLAGS).status == 0
+    assert opened["kv_cache_free_gpu_mem_fraction"] == 0.25
+    refused = plansmith("generate", engine_dir, "the", flag, 0, *FLAGS)
+    assert (
+        refused.status == 1
+        and "kv_cache_free_gpu_mem_fraction is 0.0, it must be a number, above 0" in refused.err
+    )
+    assert plansmith("generate", engine_dir, "the", flag, 1.5, *FLAGS).status == 2
+
+
 def test_system_and_template_variables(plansmith: Run, engine: Engine, engine_dir: Path) -> None:
     ids = engine.chat_ids([{"role": "system", "content": "be brief"}, *MESSAGES])
     result = plansmith("generate", engine_dir, "the quick fox", "--system", "be brief", *FLAGS)

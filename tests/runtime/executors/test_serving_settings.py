@@ -68,6 +68,10 @@ def test_the_pools_get_their_share_of_what_is_free(rtx_engine: GetEngine) -> Non
         Machine(built), built.path, kv_cache_free_gpu_mem_fraction="0.5", kv_cache_bytes=str(7 * block)
     ) as engine:
         assert engine.stats().kv_cache_bytes == 7 * block
+    with open_on(Machine(built), built.path, max_tokens_in_paged_kv_cache="100") as engine:
+        assert engine.stats().max_num_blocks == 13  # of 8 tokens
+    with pytest.raises(OutOfMemoryError, match=r"are free beside the plan|does not fit on"):
+        open_on(Machine(built), built.path, max_tokens_in_paged_kv_cache=str(1 << 28))
 
 
 def test_a_device_is_chosen_by_its_older_key(rtx_engine: GetEngine) -> None:
