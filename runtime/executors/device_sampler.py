@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ...plugins.kernel import Grid, Kernel
 from ...plugins.sampling import spec
 from ..batch import ROW_SAMPLE, SAMPLING_ROW, Int32Array, RecordArray, StepSampling
-from ..errors import CudaError
+from ..errors import CudaError, EngineFileError
 from .cuda import Context, PinnedMemory
-from .kernel_bundle import EXTRA_POINTERS, KernelBundle, LoadedKernel
-from .staging import Staging
+from .kernel_bundle import EXTRA_POINTERS, ArgumentEntry, KernelBundle, LoadedKernel
+from .staging import Staging, aligned
 
 # Shared memory that every kernel may have without being asked for.
 _PLAIN_SHARED_BYTES = 48 << 10
@@ -27,9 +29,43 @@ _FIRST_STAGING_BYTES = 1 << 20
 _C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
 
 
+def check_kernel(loaded: LoadedKernel, kernel: Kernel) -> None:
+    """Refuse a kernel of a bundle that is not launched as this version launches it; EngineFileError."""
+    takes = [(one.name, one.type) for one in loaded.arguments]
+    if takes != list(kernel.signature.items()) or loaded.constants != dict(kernel.constants):
+        raise EngineFileError(
+            f"the kernel {kernel.name} beside the plan was compiled by another version of plansmith, for other "
+            "arguments; build the engine again with this one"
+        )
+
+
 def device_bytes(max_rows: int, vocab_size: int) -> int:
     """Return the device memory that a sampler allocates at first."""
-    return spec.workspace_bytes(max_rows, vocab_size) + max_rows * ROW_SAMPLE.itemsize + _FIRST_STAGING_BYTES
+    return (
+        spec.workspace_bytes(max_rows, vocab_size)
+        + max_rows * ROW_SAMPLE.itemsize
+        + _first_staging_bytes(max_rows, vocab_size)
+    )
+
+
+def _first_staging_bytes(max_rows: int, vocab_size: int) -> int:
+    """Return room for the rows, a mask for each, and the edits of ordinary requests."""
+    masks = 4 * max_rows * -(-vocab_size // 32)
+    return aligned(4 * spec.ROW_WORDS * max_rows) + aligned(masks) + _FIRST_STAGING_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launch:
+    """A kernel ready to be launched: everything but its grid and stream.
+
+    pointers : the addresses of its arguments' cells, itself at the address that a launch takes
+    """
+
+    function: Any
+    num_threads: int
+    shared_bytes: int
+    pointers: ctypes.Array[ctypes.c_void_p]
+    address: int
 
 
 class DeviceSampler:
@@ -43,17 +79,25 @@ class DeviceSampler:
         self._context = context
         self._vocab_size = vocab_size
         self._modules: list[Any] = []
-        self._kernels: dict[str, tuple[Any, LoadedKernel]] = {}
+        self._kernels: dict[str, _Launch] = {}
+        # An argument is a cell that the launches of all kernels point at: a launch reads it, and is done with it.
+        self._cells: dict[str, Any] = {}
+        self._null = ctypes.c_void_p()
+        self._num_rows = 0  # that the cells of the workspace's regions are set for
         self._addresses: list[int] = []
         self._pinned: PinnedMemory | None = None
         self._staging: Staging | None = None
         try:
             for kernel in spec.catalog():
-                self._load(bundle.kernel(kernel.name))
+                loaded = bundle.kernel(kernel.name)
+                check_kernel(loaded, kernel)
+                self._load(loaded)
             self._workspace = self._alloc(spec.workspace_bytes(max_rows, vocab_size))
             self._samples = self._alloc(max_rows * ROW_SAMPLE.itemsize)
             self._pinned = context.alloc_pinned(max_rows * ROW_SAMPLE.itemsize)
-            self._staging = Staging(context, _FIRST_STAGING_BYTES)
+            self._staging = Staging(context, _first_staging_bytes(max_rows, vocab_size))
+            self._rows = np.zeros((max_rows, spec.ROW_WORDS), np.int32)
+            self._set({**spec.scalars(vocab_size), "samples": self._samples})
         except BaseException:
             self.close()
             raise
@@ -68,7 +112,20 @@ class DeviceSampler:
         function = self._context.function(module, kernel.symbol)
         if kernel.shared_bytes > _PLAIN_SHARED_BYTES:
             self._context.allow_shared_memory(function, kernel.shared_bytes)
-        self._kernels[kernel.name] = (function, kernel)
+        cells = [self._cell(one) for one in kernel.arguments]
+        cells += [self._null] * EXTRA_POINTERS
+        pointers = (ctypes.c_void_p * len(cells))(*map(ctypes.addressof, cells))
+        self._kernels[kernel.name] = _Launch(
+            function, 32 * kernel.num_warps, kernel.shared_bytes, pointers, ctypes.addressof(pointers)
+        )
+
+    def _cell(self, argument: ArgumentEntry) -> Any:
+        made = ctypes.c_void_p() if argument.is_pointer else _C_TYPES[argument.type.split(":")[0]]()
+        return self._cells.setdefault(argument.name, made)
+
+    def _set(self, values: Mapping[str, int]) -> None:
+        for name, value in values.items():
+            self._cells[name].value = value
 
     def launch(self, logits: int, row_idx: Int32Array, sampling: StepSampling, stream: Any) -> None:
         """Draw from logits on the device, in the stream; `collect` waits for it.
@@ -76,56 +133,47 @@ class DeviceSampler:
         logits : address of [N, V] float32
         row_idx : (N,) which of sampling's rows each is, -1 = it is drawn from too, and nobody asks for the result
         """
-        rows = np.zeros(row_idx.size, SAMPLING_ROW)
-        rows["mask_idx"] = -1
-        rows["top_p"] = 1.0
-        wanted = row_idx >= 0
-        rows[wanted] = sampling.rows[row_idx[wanted]]
-        sent = self._send({"rows": rows, "edits": sampling.edits, "masks": sampling.masks}, stream)
-        regions = _regions(row_idx.size, self._vocab_size)
-        values: dict[str, int] = {
-            **{name: self._workspace + region.offset for name, region in regions.items()},
-            **spec.scalars(self._vocab_size),
-            **sent,
-            "logits": logits,
-            "samples": self._samples,
-        }
-        steps = spec.steps(
+        rows = self._arranged(row_idx, sampling)
+        edits, masks = sampling.edits.view(np.int32), sampling.masks.view(np.int32)
+        self._set(self._send({"rows": rows, "edits": edits, "masks": masks}, stream))
+        self._cells["logits"].value = logits
+        if self._num_rows != row_idx.size:
+            regions = spec.regions(row_idx.size, self._vocab_size)
+            self._set({name: self._workspace + one.offset for name, one in regions.items()})
+            self._num_rows = row_idx.size
+        wanted = sampling.rows
+        for name, grid in _steps(
             row_idx.size,
             self._vocab_size,
-            sampled=bool((rows["temperature"] > 0).any()),
-            filtered=bool(((rows["top_k"] > 0) | (rows["top_p"] < 1)).any()),
-            logprobs=bool((rows["num_logprobs"] > 0).any()),
-        )
-        for step in steps:
-            self._run(step.kernel.name, step.grid, values, stream)
+            bool((wanted["temperature"] > 0).any()),
+            bool((wanted["top_k"] > 0).any() or (wanted["top_p"] < 1).any()),
+            bool((wanted["num_logprobs"] > 0).any()),
+        ):
+            one = self._kernels[name]
+            self._context.launch(one.function, grid, one.num_threads, one.shared_bytes, one.address, stream)
+
+    def _arranged(self, row_idx: Int32Array, sampling: StepSampling) -> Int32Array:
+        """Return the rows of `sampling` as words [N, 12] in the order of the logits, greedy ones where nobody asks."""
+        given = sampling.rows.view(np.int32).reshape(-1, spec.ROW_WORDS)
+        rows = self._rows[: row_idx.size]
+        wanted = row_idx >= 0
+        rows[:] = given[row_idx]
+        if not wanted.all():
+            rows[~wanted] = _NOBODYS
+        return rows
 
     def _send(self, arrays: Mapping[str, Any], stream: Any) -> dict[str, int]:
         """Copy what the kernels read; the buffers grow to what a step brings: its edits have no bound."""
         assert self._staging is not None
         needed = sum(array.nbytes + 256 for array in arrays.values())
         if needed > self._staging.capacity:
-            self._context.wait(stream)
-            self._staging.close()
-            self._staging = Staging(self._context, 2 * needed)
+            grown = Staging(self._context, 2 * needed)  # first: where there is no memory, the old one stays
+            self._staging, old = grown, self._staging
+            try:
+                self._context.wait(stream)
+            finally:
+                old.close()
         return self._staging.send(arrays, stream)
-
-    def _run(self, name: str, grid: tuple[int, int, int], values: Mapping[str, int], stream: Any) -> None:
-        function, kernel = self._kernels[name]
-        arguments = [values[one.name] for one in kernel.arguments] + [0] * EXTRA_POINTERS
-        types = [
-            ctypes.c_void_p if one.is_pointer else _C_TYPES[one.type.split(":")[0]]
-            for one in kernel.arguments
-        ]
-        types += [ctypes.c_void_p] * EXTRA_POINTERS
-        self._context.launch(
-            function,
-            grid,
-            32 * kernel.num_warps,
-            kernel.shared_bytes,
-            (tuple(arguments), tuple(types)),
-            stream,
-        )
 
     def collect(self, num_rows: int, stream: Any) -> RecordArray:
         """Wait for what was launched and return it: (num_rows,) ROW_SAMPLE, valid until the next launch."""
@@ -151,9 +199,22 @@ class DeviceSampler:
         self._modules, self._addresses = [], []
 
 
-@functools.lru_cache(maxsize=64)
-def _regions(num_rows: int, vocab_size: int) -> dict[str, spec.Region]:
-    return spec.regions(num_rows, vocab_size)
+@functools.lru_cache(maxsize=1024)
+def _steps(
+    num_rows: int, vocab_size: int, sampled: bool, filtered: bool, logprobs: bool
+) -> list[tuple[str, Grid]]:
+    """Return spec.steps as names and grids."""
+    found = spec.steps(num_rows, vocab_size, sampled=sampled, filtered=filtered, logprobs=logprobs)
+    return [(one.kernel.name, one.grid) for one in found]
+
+
+def _nobodys_row() -> Int32Array:
+    row = np.zeros(1, SAMPLING_ROW)
+    row["mask_idx"], row["top_p"] = -1, 1.0
+    return row.view(np.int32)
+
+
+_NOBODYS = _nobodys_row()
 
 
 def _quietly(release: Any, what: Any) -> None:

@@ -7,19 +7,18 @@ run while the device works. Equal sizes give equal offsets, so a CUDA graph find
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..batch import Int32Array
 from ..errors import CudaError, InternalError
 from .cuda import Context, PinnedMemory
 
 ALIGNMENT = 256  # bytes; what TensorRT asks of every address
 NUM_BUFFERS = 3
-
-AnyArray = npt.NDArray[Any]
 
 
 def aligned(num_bytes: int) -> int:
@@ -37,8 +36,15 @@ def offsets_of(sizes: Iterable[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+@functools.lru_cache(maxsize=1024)
+def _layout(sizes: tuple[int, ...]) -> tuple[list[int], list[slice], int]:
+    """Return offsets and end in bytes, as offsets_of, and the words, of arrays of so many 32-bit words each."""
+    offsets, end = offsets_of(4 * size for size in sizes)
+    return offsets, [slice(at // 4, at // 4 + size) for at, size in zip(offsets, sizes, strict=True)], end
+
+
 class Staging:
-    """Sends arrays to the device, one copy for all of a run.
+    """Sends arrays of 32-bit words to the device, one copy for all of a run.
 
     capacity : bytes of the device's buffer and of each of the host's; allocated here, with the context current
     raises OutOfMemoryError
@@ -49,12 +55,14 @@ class Staging:
         self._context = context
         self._device: int | None = None
         self._hosts: list[PinnedMemory] = []
+        self._words: list[Int32Array] = []  # each host buffer's
         self._events: list[Any] = []
         self._next = 0
         try:
             self._device = context.alloc(self.capacity)
             for _ in range(num_buffers):
                 self._hosts.append(context.alloc_pinned(self.capacity))
+                self._words.append(self._hosts[-1].bytes.view(np.int32))
                 self._events.append(context.event())
         except BaseException:
             self.close()
@@ -65,27 +73,31 @@ class Staging:
         """Page-locked memory that it holds."""
         return len(self._hosts) * self.capacity
 
-    def send(self, arrays: Mapping[str, AnyArray], stream: Any) -> dict[str, int]:
+    def send(self, arrays: Mapping[str, Int32Array], stream: Any) -> dict[str, int]:
         """Copy arrays to the device in the stream and return their addresses there, valid until the next call's copy.
 
         Waits where the host is a whole round of buffers ahead of the device. The arrays may change afterwards.
         """
-        offsets, end = offsets_of(array.nbytes for array in arrays.values())
+        offsets, places, end = _layout(tuple([array.size for array in arrays.values()]))
         if end > self.capacity:
             raise InternalError(f"a run's inputs take {end} bytes, staging has {self.capacity}")
         index = self._next
         self._next = (index + 1) % len(self._hosts)
         host, event = self._hosts[index], self._events[index]
         self._context.wait_event(event)
-        for offset, array in zip(offsets, arrays.values(), strict=True):
-            if array.size:
-                view = host.bytes[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape)
-                np.copyto(view, array)
+        words = self._words[index]
+        for place, array in zip(places, arrays.values(), strict=True):
+            words[place] = array.reshape(-1)
         device = self._device
         assert device is not None
         if end:
             self._context.copy_to_device(device, host.address, end, stream)
-            self._context.record(event, stream)
+            try:
+                self._context.record(event, stream)
+            except CudaError:
+                # Without the event nobody would know when the copy has read the buffer.
+                self._context.wait(stream)
+                raise
         return {name: device + offset for name, offset in zip(arrays, offsets, strict=True)}
 
     def close(self) -> None:
@@ -99,4 +111,4 @@ class Staging:
         if self._device is not None:
             with contextlib.suppress(CudaError):
                 self._context.free(self._device)
-        self._events, self._hosts, self._device = [], [], None
+        self._events, self._hosts, self._words, self._device = [], [], [], None

@@ -19,6 +19,7 @@ from plansmith.runtime.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
+from plansmith.runtime.executors import device_sampler
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 PROMPTS = [[1, 5, 9, 33], list(range(10, 40))]
@@ -237,3 +238,22 @@ def test_weights_that_do_not_fit_stay_on_the_host(rtx_engine: GetEngine) -> None
         with machine.engine(built.path) as engine:
             assert [list(one.token_ids) for one in engine.generate(PROMPTS, GREEDY)] == wanted
         assert machine.problems() == []
+
+
+def test_a_sampler_without_memory_for_more_edits_draws_on(
+    rtx_engine: GetEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step brings more edits than there is room for, and no memory is left: it fails, those after it do not."""
+    built = rtx_engine()
+    monkeypatch.setattr(device_sampler, "_FIRST_STAGING_BYTES", 2048)
+    machine = Machine(built, device_sampling=True)
+    many = dataclasses.replace(GREEDY, max_tokens=1, logit_bias=dict.fromkeys(range(320), 1.0))
+    few = dataclasses.replace(GREEDY, max_tokens=1)
+    with machine.engine(built.path, manual_step=True) as engine:
+        for name in ("cuMemAlloc", "cuMemHostAlloc"):
+            machine.cuda.calls.fail(name)
+            with pytest.raises(ExecutorError, match="OUT_OF_MEMORY"):
+                engine.generate(PROMPTS[:1], many)
+            assert engine.generate(PROMPTS[:1], few)[0].token_ids
+        assert engine.generate(PROMPTS[:1], many)[0].token_ids
+    assert machine.problems() == []

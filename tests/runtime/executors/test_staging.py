@@ -11,7 +11,7 @@ from fake_cuda import FakeCuda
 from hypothesis import given
 from hypothesis import strategies as st
 from plansmith.runtime.batch import BlockCopy
-from plansmith.runtime.errors import InternalError, InvalidArgumentError, OutOfMemoryError
+from plansmith.runtime.errors import CudaError, InternalError, InvalidArgumentError, OutOfMemoryError
 from plansmith.runtime.executors.cuda import Context, Driver
 from plansmith.runtime.executors.pools import BlockShape, Pools
 from plansmith.runtime.executors.staging import NUM_BUFFERS, Staging, aligned, offsets_of
@@ -158,3 +158,17 @@ def test_blocks_that_are_not_there_are_not_copied(context: Context, stream: Any)
         pools.copy([BlockCopy("to_host", 0, 0, 4)], stream)
     context.wait(stream)
     pools.close()
+
+
+def test_a_buffer_without_its_event_is_not_written_before_it_was_read(
+    fake: FakeCuda, context: Context, stream: Any
+) -> None:
+    """The event behind a copy fails: the copy has ended all the same when its buffer comes round again."""
+    staging = Staging(context, 256)
+    fake.calls.fail("cuEventRecord")
+    with pytest.raises(CudaError, match="cuEventRecord"):
+        staging.send({"a": np.full(64, 7, np.int32)}, stream)
+    for n in range(NUM_BUFFERS + 1):
+        address = staging.send({"a": np.full(64, n, np.int32)}, stream)["a"]
+    assert (read(context, address, 256, stream).view(np.int32) == NUM_BUFFERS).all()
+    staging.close()
