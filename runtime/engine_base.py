@@ -136,6 +136,10 @@ class EngineBase:
         """Return the memory of the GPU that the engine runs on, and the page-locked memory it holds; None on cpu."""
         return None if self._gpu is None else self._gpu.device_use()
 
+    def device_failure(self) -> str | None:
+        """Return why the engine's GPU does nothing any more, so that only a new process helps; None while it works."""
+        return None if self._gpu is None else self._gpu.failure
+
     @property
     def model_info(self) -> ModelInfo:
         """The model's sizes and the engine's limits."""

@@ -305,11 +305,17 @@ class TensorRtExecutor:
         pinned += 0 if self._host_logits is None else self._host_logits.bytes.size
         return DeviceUse(context.device.name, total - free, free, total, pinned)
 
+    @property
+    def failure(self) -> str | None:
+        """Why the device does nothing any more in this process; None while it does. Any thread."""
+        return None if self._lost is None else str(self._lost)
+
     def close(self) -> None:
         """Release everything, in order. Never fails; twice is fine."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._use:
+            if self._is_closed:
+                return
+            self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._parts.context.close)
             with contextlib.suppress(Error):  # of a lost context

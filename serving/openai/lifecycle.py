@@ -89,6 +89,9 @@ class Lifecycle:
         except Error as error:
             self._dead = f"the engine does not answer: {error}"
             return
+        if (failure := self._engine.device_failure()) is not None:
+            self._dead = f"every request fails: {failure}"
+            return
         # Its own counts of requests are those of the last step's end, so a first step that hangs would look idle.
         if stats.iter != self._last_iter or not self._engine.num_open_requests:
             self._last_iter = stats.iter
