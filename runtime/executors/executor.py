@@ -312,10 +312,9 @@ class TensorRtExecutor:
 
     def close(self) -> None:
         """Release everything, in order. Never fails; twice is fine."""
-        with self._use:
-            if self._is_closed:
-                return
-            self._is_closed = True
+        if self._is_closed:
+            return
+        self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._parts.context.close)
             with contextlib.suppress(Error):  # of a lost context
