@@ -113,7 +113,7 @@ test-slow: build triton-env $(VENV)/.test-deps  ## full-size compiles and long p
 	$(TEST_ENV) PLANSMITH_TRITON_ENV=$(abspath $(TRITON_VENV)) $(PY) -m pytest -m slow
 
 test-gpu: build $(VENV)/.test-deps  ## what needs a CUDA device
-	$(TEST_ENV) $(PY) -m pytest -m gpu || test $$? -eq 5  # 5: no such tests yet
+	$(TEST_ENV) $(PY) -m pytest -m gpu
 
 test-asan: $(VENV)/.made  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/cmake -S . -B build/asan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPLANSMITH_BUILD_TESTS=ON \
