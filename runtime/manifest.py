@@ -107,14 +107,19 @@ class Manifest(Fields):
         """Check that the files are there whole: sizes always, contents too with hashes.
 
         targets : names to look at, all when None. The tokenizer's contents are always compared: it is small, and
-            another tokenizer beside the same weights gives fluent nonsense instead of an error.
+            another tokenizer beside the same weights gives fluent nonsense instead of an error. So are those of device
+            kernels, which are launched with the arguments that kernels.json says.
         raises EngineFileError for the first file that is missing, cut short or changed.
         """
         for entry in self.tokenizer.files:
             self.check_file(entry, hashes=True, what="tokenizer file", fix=self._rebuild())
         for name in self.targets if targets is None else targets:
+            kernels = self.target(name).kernel_files()
             for entry in self.target(name).files:
-                self.check_file(entry, hashes=hashes, what=f"file of target {name}", fix=self._rebuild(name))
+                contents = hashes or entry in kernels
+                self.check_file(
+                    entry, hashes=contents, what=f"file of target {name}", fix=self._rebuild(name)
+                )
             for entry in self.draft_files(name):
                 self.check_file(entry, hashes=hashes, what=f"draft of target {name}", fix=self._rebuild(name))
 

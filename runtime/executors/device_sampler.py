@@ -32,7 +32,8 @@ _C_TYPES = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float
 def check_kernel(loaded: LoadedKernel, kernel: Kernel) -> None:
     """Refuse a kernel of a bundle that is not launched as this version launches it; EngineFileError."""
     takes = [(one.name, one.type) for one in loaded.arguments]
-    if takes != list(kernel.signature.items()) or loaded.constants != dict(kernel.constants):
+    made = (loaded.constants, loaded.num_warps)
+    if takes != list(kernel.signature.items()) or made != (dict(kernel.constants), kernel.num_warps):
         raise EngineFileError(
             f"the kernel {kernel.name} beside the plan was compiled by another version of plansmith, for other "
             "arguments; build the engine again with this one"
@@ -72,7 +73,7 @@ class DeviceSampler:
     """The kernels, loaded, and their memory. All methods need the CUDA context current.
 
     max_rows : rows of logits at most
-    raises OutOfMemoryError, EngineFileError for a bundle without a kernel of sampling
+    raises OutOfMemoryError, EngineFileError for a bundle whose kernels of sampling are not this version's
     """
 
     def __init__(self, context: Context, bundle: KernelBundle, max_rows: int, vocab_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from plansmith.runtime.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from plansmith.runtime.executors import device_sampler
+from plansmith.runtime.executors import device_sampler, kernel_bundle
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 PROMPTS = [[1, 5, 9, 33], list(range(10, 40))]
@@ -256,4 +257,31 @@ def test_a_sampler_without_memory_for_more_edits_draws_on(
                 engine.generate(PROMPTS[:1], many)
             assert engine.generate(PROMPTS[:1], few)[0].token_ids
         assert engine.generate(PROMPTS[:1], many)[0].token_ids
+    assert machine.problems() == []
+
+
+def test_kernels_of_another_version_are_not_launched(rtx_engine: GetEngine, tmp_path: Path) -> None:
+    """Other arguments, constants or threads than the program's would write anywhere, as a changed file would."""
+    built = rtx_engine()
+    bundle = kernel_bundle.load(built.path / "targets" / "sm89" / "kernels", 89)
+    draw = bundle.kernels["sampling_draw"]
+    changes: list[dict[str, Any]] = [
+        {"arguments": draw.arguments[::-1]},
+        {"constants": {**draw.constants, next(iter(draw.constants)): 3}},
+        {"num_warps": 2 * draw.num_warps},
+    ]
+    machine = Machine(built, device_sampling=True)
+    for change in changes:
+        other = dataclasses.replace(
+            bundle, kernels={**bundle.kernels, draw.name: dataclasses.replace(draw, **change)}
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel_bundle, "load", lambda *_, other=other: other)
+            with pytest.raises(EngineFileError, match=r"sampling_draw .* was compiled by another version"):
+                machine.engine(built.path)
+    path = Path(shutil.copytree(built.path, tmp_path / "engine"))
+    listed = path / "targets" / "sm89" / "kernels" / kernel_bundle.BUNDLE_NAME
+    listed.write_text(listed.read_text().replace("sampling_draw", "sampling_dram", 1))
+    with pytest.raises(EngineFileError, match=r"kernels.json has sha256 .* its contents changed after"):
+        machine.engine(path)
     assert machine.problems() == []
