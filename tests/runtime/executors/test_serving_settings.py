@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,46 @@ def test_the_share_of_the_weights_on_the_device(rtx_engine: GetEngine) -> None:
         UnsupportedError, match=r"gpu_weights_percent is 0\.5.*have to be on the device.*--weight-streaming"
     ):
         used("0.5")
+
+
+def test_settings_of_an_older_repository_reach_the_gpu(rtx_engine: GetEngine, tmp_path: Path) -> None:
+    """From the command line through config.pbtxt, carried over once, to the executor."""
+    built = rtx_engine()
+    said = {
+        "kv_cache_free_gpu_mem_fraction": "0.5",
+        "gpu_device_ids": "0",
+        "cuda_graph_mode": "true",
+        "cuda_graph_cache_size": "1",
+        "cuda_graphs": "own",
+    }
+
+    def write(name: str, *words: str) -> Path:
+        command = [sys.executable, "-m", "plansmith.cli", "triton-repo", str(built.path), "-o", name, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0 and "no effect" not in done.stderr, done.stderr
+        return tmp_path / name / "tensorrt_llm" / "config.pbtxt"
+
+    write(
+        "old",
+        "--target",
+        TARGET,
+        *(word for key, text in said.items() for word in ("--set", f"{key}={text}")),
+    )
+    config = write("new", "--from", "old").read_text(encoding="utf-8")
+    texts = dict(re.findall(r'parameters \{ key: "(\w+)" value: \{ string_value: "([^"]*)" \} \}', config))
+    assert said.items() <= texts.items() and texts["target"] == TARGET
+    found, notes = read_parameters(texts, tmp_path / "new")
+    assert not notes
+    machine = Machine(built)
+    with machine.installed(), Engine.open(**found.open_arguments()) as engine:
+        engine.generate([[n, n + 1] for n in range(3, 6)], dataclasses.replace(PARAMS, max_tokens=12))
+        graphs = executor_of(engine)._parts.graphs
+        assert graphs is not None and len(graphs) == 1
+        half = engine.stats().kv_cache_bytes
+    assert machine.problems() == []
+    with open_on(Machine(built), built.path, kv_cache_free_gpu_mem_fraction="1") as engine:
+        block = engine.model_info.kv_bytes_per_block
+        assert abs(2 * half - engine.stats().kv_cache_bytes) <= 3 * block
 
 
 def test_a_share_that_does_not_fit_is_said(rtx_engine: GetEngine) -> None:
