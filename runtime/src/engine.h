@@ -1,5 +1,6 @@
 // The engine: the inbox, the thread, and the step loop. engine.cc is what other threads call,
-// engine_step.cc the loop on the stepping thread, engine_advance.cc what becomes of a step's rows.
+// engine_step.cc the loop on the stepping thread, engine_advance.cc what becomes of a step's rows,
+// engine_publish.cc what the others see of it.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -112,6 +113,7 @@ class Engine {
   bool StepWork();
   void TakeInbox();
   void ReserveForLive();
+  void NoteDrafts();
   void ExpireOverdue(int64_t now_ns);
   bool LaunchMayBeFar(const StepPlan& plan) const;
   bool RunCopies(std::string* error);
@@ -122,9 +124,10 @@ class Engine {
   void FailStep(const StepPlan& plan, const std::string& message);
   void FailRunning(const std::string& message);
   void FailAll(psm_status status, const char* message);
+
+  // engine_publish.cc
   void PublishQueued();
   void BuryRetired();
-  void NoteDrafts();
   void Publish(bool ran, int64_t begin_ns, int64_t machine_begin_ns);
   void PublishPending();
   bool GoesOn();
