@@ -37,6 +37,10 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
+def _digest(answer: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
+
+
 class Cache:
     """A directory of compile_worker's answers. Several processes may use it at once; a damaged file is no answer."""
 
@@ -46,20 +50,23 @@ class Cache:
 
     def find(self, kernel: Kernel, sm: int) -> dict[str, Any] | None:
         """Return what was kept; None where nothing was."""
-        path = self._path(kernel, sm)
         try:
-            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            kept = json.loads(self._path(kernel, sm).read_text(encoding="utf-8"))
+            answer: dict[str, Any] = kept["answer"]
+            return answer if kept["sha256"] == _digest(answer) else None
+        except (OSError, ValueError, LookupError, TypeError):
             return None
-        return kept
 
     def keep(self, kernel: Kernel, sm: int, answer: dict[str, Any]) -> None:
         """Keep an answer; a full disk keeps nothing."""
         path = self._path(kernel, sm)
         new = path.with_suffix(f".{os.getpid()}.new")
-        with contextlib.suppress(OSError):
-            new.write_text(json.dumps(answer), encoding="utf-8")
+        try:
+            new.write_text(json.dumps({"sha256": _digest(answer), "answer": answer}), encoding="utf-8")
             new.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink()
 
     def _path(self, kernel: Kernel, sm: int) -> pathlib.Path:
         return self._directory / f"{kernel_key(kernel, sm, self._version)}.json"

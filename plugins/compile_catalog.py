@@ -7,11 +7,12 @@ import dataclasses
 import json
 import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..runtime.errors import Error
+from ..runtime.errors import Error, InvalidArgumentError
 from . import catalog
 from .aot import ALL_SMS, CompiledKernel, compile_tasks, triton_version
 
@@ -33,12 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     try:
         version = triton_version()
+        _make(asked.output)
         compiled = compile_tasks(tasks, asked.jobs, progress=_progress if sys.stderr.isatty() else None)
     except Error as error:
         print("\n".join([*getattr(error, "log_lines", ()), f"error: {error}"]), file=sys.stderr)
         return 1
     report = make_report(compiled, version, time.monotonic() - start)
-    _write(asked.output, compiled, report)
+    try:
+        _write(asked.output, compiled, report)
+    except OSError as error:
+        print(f"error: {_unusable(asked.output, error)}", file=sys.stderr)
+        return 1
     print(json.dumps(report, indent=2) if asked.json else as_text(report))
     wrong = [text for one in compiled for text in _faults(one)]
     for text in wrong:
@@ -131,6 +137,20 @@ def as_text(report: dict[str, Any]) -> str:
         f"spill{'s' if spilling == 1 else ''} (triton {report['triton_version']})"
     )
     return "\n".join(lines)
+
+
+def _make(output: pathlib.Path) -> None:
+    """Make the folder before the work whose results go there; InvalidArgumentError where that cannot be."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise InvalidArgumentError(_unusable(output, error)) from error
+
+
+def _unusable(output: pathlib.Path, error: OSError) -> str:
+    return f"{output} cannot be written to ({error.strerror}); give another --output"
 
 
 def _write(output: pathlib.Path, compiled: Sequence[CompiledKernel], report: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sys
 import tempfile
 from typing import Any
@@ -35,8 +36,22 @@ def main() -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         job = json.loads(line)
-        answers.write(json.dumps(_answer(Kernel(**job["kernel"]), job["sm"])) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(_answer(Kernel(**job["kernel"]), job["sm"])) + "\n")
+            answers.flush()
+        except BrokenPipeError:
+            break  # nobody is left who asked
+    _leave()
+
+
+def _leave() -> None:
+    """Remove the folder that was made for this process: whoever made it kills its workers first, so it is gone."""
+    folder = pathlib.Path.cwd()
+    if os.environ.get("TMPDIR") == str(folder):
+        os.chdir("/")
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()  # the last of several workers
 
 
 def _answer(kernel: Kernel, sm: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,9 +96,45 @@ def test_a_kept_result_is_not_compiled_again(tmp_path: pathlib.Path, scratch: pa
     with pytest.raises(FileNotFoundError):
         aot.compile_kernels([other], [80], cache_dir=tmp_path / "cache", python="/none")
     (kept,) = (tmp_path / "cache").iterdir()
-    kept.write_bytes(kept.read_bytes()[:100])
-    with pytest.raises(FileNotFoundError):
-        aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache", python="/none")
+    whole = kept.read_bytes()
+    cubin = whole.index(b'"cubin": "') + 1000
+    changed = whole[:cubin] + (b"B" if whole[cubin : cubin + 1] == b"A" else b"A") + whole[cubin + 1 :]
+    for damaged in (whole[:100], b"{}", b"[]", b"7", changed):
+        kept.write_bytes(damaged)
+        with pytest.raises(FileNotFoundError):
+            aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache", python="/none")
+    kept.unlink()
+    kept.mkdir()  # cannot be replaced by a file, as on a disk that is full
+    (again,) = aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache")
+    assert again.cubin == first[0].cubin
+    assert list((tmp_path / "cache").iterdir()) == [kept]
+
+
+def test_a_killed_program_leaves_no_compiler_and_no_file(tmp_path: pathlib.Path) -> None:
+    """Nobody is left to clean up but the compilers themselves, when their input ends."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "plansmith.plugins.aot",
+        "--output",
+        str(tmp_path / "out"),
+        "--jobs",
+        "2",
+    ]
+    path = os.pathsep.join(sys.path)
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)}, stderr=subprocess.DEVNULL
+    ) as program:
+        end = time.monotonic() + 60
+        while len(list(folder.glob("plansmith-kernels-*/*/cache/*"))) < 2:  # both are compiling
+            assert program.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        program.kill()
+    while list(folder.iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def without(kernel: Kernel, name: str) -> Kernel:
@@ -265,6 +302,30 @@ def test_a_compile_error_is_the_programs(
     monkeypatch.setattr(compile_catalog, "compile_tasks", failing)
     assert compile_catalog.main(["--output", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "line 1\nwhy\nerror: the kernel x does not compile for sm80: why\n"
+
+
+def test_an_output_that_cannot_be_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told in one line, and before the compilation where it can be known then."""
+    file = tmp_path / "file"
+    file.write_text("")
+    done: list[int] = []
+
+    def compile_tasks(*arguments: Any, **options: Any) -> Any:
+        done.append(1)
+        return fake()(*arguments, **options)
+
+    monkeypatch.setattr(compile_catalog, "compile_tasks", compile_tasks)
+    for output in (file, file / "below", pathlib.Path("/proc/none")):
+        assert compile_catalog.main(["--output", str(output), "--op", "sampling"]) == 1
+        assert re.fullmatch(
+            r"error: \S+ cannot be written to \(.*\); give another --output\n", capsys.readouterr().err
+        )
+    assert not done
+    (tmp_path / "sampling").write_text("")  # where a folder has to be
+    assert compile_catalog.main(["--output", str(tmp_path), "--op", "sampling"]) == 1
+    assert "cannot be written to (File exists)" in capsys.readouterr().err and done
 
 
 @pytest.mark.parametrize(
