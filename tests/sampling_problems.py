@@ -58,18 +58,26 @@ def make_rows(parameters: list[dict[str, Any]]) -> Any:
 
 
 def kernels_draw(
-    logits: Any, rows: Any, edits: Any = NO_EDITS, masks: Any = None, fill: int = 0x7F, **needs: bool
+    logits: Any,
+    rows: Any,
+    edits: Any = NO_EDITS,
+    masks: Any = None,
+    fill: int = 0x7F,
+    workspace: torch.Tensor | None = None,
+    **needs: bool,
 ) -> Any:
     """Return (R,) ROW_SAMPLE as the kernels draw them.
 
-    logits : (R, V); masks : (M, words) uint32 or None; fill : what every byte of the workspace is at first
+    logits : (R, V); masks : (M, words) uint32 or None
+    fill : what every byte of the workspace is at first; workspace : one to look at afterwards
     """
     num_rows, vocab_size = logits.shape
     samples = np.full(num_rows, -7, np.int32).repeat(spec.SAMPLE_WORDS).view(ROW_SAMPLE)
     if masks is None:
         masks = np.zeros((1, -(-vocab_size // 32)), np.uint32)
     edits = np.concatenate([edits, np.zeros(1, LOGIT_EDIT)])
-    workspace = run.make_workspace(num_rows, vocab_size, "cpu").fill_(fill)
+    if workspace is None:
+        workspace = run.make_workspace(num_rows, vocab_size, "cpu").fill_(fill)
     with np.errstate(all="ignore"):
         run.sample(
             torch.from_numpy(np.ascontiguousarray(logits)),

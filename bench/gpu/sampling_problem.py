@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
     "top-p": {"temperature": 1.0, "top_p": 0.9},
+    "wide top-p": {"temperature": 1.5, "top_p": 0.95},  # tens of thousands of tokens are in the nucleus
     "top-k": {"temperature": 0.7, "top_k": 50},
     "min-p": {"temperature": 1.2, "min_p": 0.05},
     "top-k, top-p": {"temperature": 0.9, "top_k": 40, "top_p": 0.95},

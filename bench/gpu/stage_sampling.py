@@ -10,7 +10,7 @@ from finding import Findings
 from sampling_problem import SamplingProblem
 from stages import GOALS
 
-TIMED = ("greedy", "temperature", "top-p", "top-k", "penalties", "mask")
+TIMED = ("greedy", "temperature", "top-p", "wide top-p", "top-k", "penalties", "mask")
 
 
 def run(device: Device, findings: Findings) -> None:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .arithmetic import FARTHEST, distance_key
 from .narrow import cuts, narrowed
-from .rows import INF, float_word, is_cut_k, is_cut_p, is_greedy, largest, row_notes
+from .rows import INF, STATE, float_word, is_cut_k, is_cut_p, is_greedy, largest, row_notes
 from .weigh import level
 
 _BLOCKS = tl.constexpr(1024)  # looked at together
@@ -100,4 +100,4 @@ def bound(
                     high = tl.max(
                         tl.where(index == reached, level(index).to(tl.int32, bitcast=True), 0), axis=0
                     )
-            tl.store(state + row * 4 + 3, tl.minimum(high, FARTHEST - 1))
+            tl.store(state + row * STATE + 3, tl.minimum(high, FARTHEST - 1))

@@ -15,15 +15,21 @@ import triton.language as tl
 from .arithmetic import FARTHEST, distance_key, weight, weight_units
 from .bound import behind_levels, sum_levels, wanted_units
 from .narrow import cuts, narrowed
+from .refine import is_wide
 from .rows import (
     BAD_LOGITS,
+    FINE_COUNT,
+    FINE_HIGH,
+    FINE_LOW,
     INF,
     NO_ID,
+    STATE,
     float_word,
     is_cut_k,
     is_cut_p,
     is_greedy,
     largest,
+    load_key,
     load_logits,
     race,
     row_notes,
@@ -46,7 +52,7 @@ def _best_id(chunk_best, chunk_notes, row, chunks, best):
 
 @triton.jit
 def _first_of_chunks(race_times, race_ids, row, chunks):
-    """Return the winner of a race that was run chunk by chunk."""
+    """Return (time, winner) of a race that was run chunk by chunk."""
     time = tl.full([], INF, tl.float64)
     winner = row * 0 + NO_ID
     for begin in range(0, chunks, _CHUNKS):
@@ -57,7 +63,7 @@ def _first_of_chunks(race_times, race_ids, row, chunks):
         token = tl.min(tl.where(times == least, ids, NO_ID), axis=0)
         winner = tl.where((least < time) | ((least == time) & (token < winner)), token, winner)
         time = tl.minimum(time, least)
-    return winner
+    return time, winner
 
 
 @triton.jit
@@ -187,6 +193,7 @@ def draw(
     chunk_best,
     chunk_notes,
     state,
+    base_units,
     race_times,
     race_ids,
     level_sums,
@@ -197,6 +204,7 @@ def draw(
     weight_shift,
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
+    WIDE: tl.constexpr,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -217,12 +225,25 @@ def draw(
     elif is_greedy(words):
         token = _best_id(chunk_best, chunk_notes, row, chunks, best)
     elif ~(cut_k | cut_p):
-        token = _first_of_chunks(race_times, race_ids, row, chunks)
+        _time, token = _first_of_chunks(race_times, race_ids, row, chunks)
     else:
         keys = candidate_keys + row * CAPACITY
         ids = candidate_ids + row * CAPACITY
-        found = tl.load(state + row * 4)
-        last = tl.load(state + row * 4 + 3)
+        found = tl.load(state + row * STATE)
+        last = tl.load(state + row * STATE + 3)
+        low = row * 0
+        base = tl.full(
+            [], 0, tl.int64
+        )  # units of tokens that are nearer than all that are listed, and surely kept
+        is_part = is_wide(words, state, row, vocab_size, WIDE)
+        if is_part:
+            num_listed = tl.load(state + row * STATE + FINE_COUNT)
+            is_part = num_listed <= CAPACITY
+            if is_part:
+                found = num_listed
+                low = tl.load(state + row * STATE + FINE_LOW)
+                last = tl.load(state + row * STATE + FINE_HIGH)
+                base = tl.load(base_units + row)
         is_row = found > CAPACITY
         count = tl.where(is_row, vocab_size, found)
         top_k = tl.load(words + 6)
@@ -231,60 +252,36 @@ def draw(
         )
         first_weight = weight(first_key)
         first_units = weight_units(first_weight, weight_shift)
-        if cut_k & (found >= top_k):
-            last = _reach(
-                first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
-                vocab_size, weight_shift, row * 0, last, top_k, last, "count", TILE,
-            )  # fmt: skip
-        num_below, units_below, num_ties = _below(
-            first_key,
-            first_units,
-            keys,
-            ids,
-            logits,
-            adjusted,
-            words,
-            place,
-            best,
-            count,
-            is_row,
-            vocab_size,
-            weight_shift,
-            last,
-            TILE,
-        )
-        kept_ties = num_ties
+        num_ties = row * 0
+        kept_ties = row * 0
+        total = base
         if cut_k:
+            if found >= top_k:
+                last = _reach(
+                    first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
+                    vocab_size, weight_shift, row * 0, last, top_k, last, "count", TILE,
+                )  # fmt: skip
+            num_below, units_below, num_ties = _below(
+                first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
+                vocab_size, weight_shift, last, TILE,
+            )  # fmt: skip
             kept_ties = tl.minimum(num_ties, top_k - num_below)
-        if cut_p:
             total = units_below + kept_ties * weight_units(weight(last), weight_shift)
-            low = row * 0
-            if ~cut_k:
-                sums = sum_levels(level_sums, row, chunks, LEVELS)
-                total = tl.max(sums, axis=0)
-                low = behind_levels(sums, wanted_units(float_word(words, 4), total), LEVELS)
-            wanted = wanted_units(float_word(words, 4), total)
+        else:
+            sums = sum_levels(level_sums, row, chunks, LEVELS)
+            total = tl.max(sums, axis=0)
+            level_low = behind_levels(sums, wanted_units(float_word(words, 4), total), LEVELS)
+            low = tl.maximum(low, level_low)
+        if cut_p:
+            wanted = wanted_units(float_word(words, 4), total) - base
             last = _reach(
                 first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
                 vocab_size, weight_shift, low, last, wanted, last, "weight", TILE,
             )  # fmt: skip
-            num_below, units_below, num_ties = _below(
-                first_key,
-                first_units,
-                keys,
-                ids,
-                logits,
-                adjusted,
-                words,
-                place,
-                best,
-                count,
-                is_row,
-                vocab_size,
-                weight_shift,
-                last,
-                TILE,
-            )
+            _num_below, units_below, num_ties = _below(
+                first_key, first_units, keys, ids, logits, adjusted, words, place, best, count, is_row,
+                vocab_size, weight_shift, last, TILE,
+            )  # fmt: skip
             units = weight_units(weight(last), weight_shift)
             kept_ties = ((wanted - units_below + units - 1) // units).to(tl.int32)
         last_tie = row * 0 + NO_ID
@@ -294,10 +291,11 @@ def draw(
                 words, place, best, count, is_row, vocab_size, weight_shift,
                 row * 0, row * 0 + vocab_size - 1, kept_ties, last, "tie", TILE,
             )  # fmt: skip
-        key_0 = tl.load(state + row * 4 + 1).to(tl.uint32, bitcast=True)
-        key_1 = tl.load(state + row * 4 + 2).to(tl.uint32, bitcast=True)
+        key_0, key_1 = load_key(state, row)
         time = tl.full([], INF, tl.float64)
         token = row * 0 + NO_ID
+        if is_part:
+            time, token = _first_of_chunks(race_times, race_ids, row, chunks)
         min_p = float_word(words, 5)
         may_win = _is_kept(first_key, first_id, first_weight, last, last_tie, min_p)
         time, token = race(first_id, first_weight, may_win, key_0, key_1, time, token)

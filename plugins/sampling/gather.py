@@ -10,7 +10,19 @@ import triton
 import triton.language as tl
 
 from .arithmetic import distance_key
-from .rows import INF, float_word, is_cut_k, is_cut_p, is_greedy, largest, load_logits, row_notes
+from .rows import INF, STATE, float_word, is_cut_k, is_cut_p, is_greedy, largest, load_logits, row_notes
+
+
+@triton.jit
+def list_candidates(key, ids, is_candidate, counter, keys, listed_ids, CAPACITY: tl.constexpr):
+    """Add a chunk's candidates to a row's list, whose length is counter; it goes on where there is no room."""
+    count = tl.sum(is_candidate.to(tl.int32), axis=0)
+    if count > 0:
+        begin = tl.atomic_add(counter, count)
+        at = begin + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
+        is_stored = is_candidate & (at < CAPACITY)
+        tl.store(keys + at, key, mask=is_stored)
+        tl.store(listed_ids + at, ids, mask=is_stored)
 
 
 @triton.jit
@@ -27,7 +39,7 @@ def gather(
     CHUNK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Gather one chunk's candidates. Arguments: spec.py. The count goes on where there is no room."""
+    """Gather one chunk's candidates. Arguments: spec.py."""
     chunk, row, chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     words = rows + row * 12
     if ~is_greedy(words) & (is_cut_k(words, vocab_size) | is_cut_p(words)):
@@ -37,11 +49,7 @@ def gather(
             place = row.to(tl.int64) * vocab_size
             x = load_logits(logits, adjusted, words, place, ids, vocab_size)
             key = distance_key(x, best, float_word(words, 3))
-            is_candidate = key <= tl.load(state + row * 4 + 3)
-            count = tl.sum(is_candidate.to(tl.int32), axis=0)
-            if count > 0:
-                begin = tl.atomic_add(state + row * 4, count)
-                at = begin + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
-                is_stored = is_candidate & (at < CAPACITY)
-                tl.store(candidate_keys + row * CAPACITY + at, key, mask=is_stored)
-                tl.store(candidate_ids + row * CAPACITY + at, ids, mask=is_stored)
+            list_candidates(
+                key, ids, key <= tl.load(state + row * STATE + 3), state + row * STATE,
+                candidate_keys + row * CAPACITY, candidate_ids + row * CAPACITY, CAPACITY,
+            )  # fmt: skip

@@ -16,6 +16,8 @@ INF = tl.constexpr(float("inf"))
 NO_ID = tl.constexpr(0x7FFFFFFF)
 BAD_LOGITS = tl.constexpr(1)  # notes of a chunk: the logits have NaN or +inf
 OVERFLOW = tl.constexpr(2)  # the edits made some
+STATE = tl.constexpr(8)  # words of a row's state: spec.py
+FINE_COUNT, FINE_LOW, FINE_HIGH = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 _CHUNKS = tl.constexpr(128)  # chunks looked at together
 
 
@@ -105,3 +107,21 @@ def race(ids, w, may_win, key_0, key_1, time, winner):
         early = tl.where((ids == token) | (upper > time.to(tl.float32) * limit), INF, early)
         least = tl.min(early, axis=0)
     return time, winner
+
+
+@triton.jit
+def load_key(state, row):
+    """Return the two words of the row's draw, uint32."""
+    key_0 = tl.load(state + row * STATE + 1).to(tl.uint32, bitcast=True)
+    key_1 = tl.load(state + row * STATE + 2).to(tl.uint32, bitcast=True)
+    return key_0, key_1
+
+
+@triton.jit
+def race_chunk(ids, w, may_win, words, state, race_times, race_ids, row, chunk, chunks):
+    """Run the race of a chunk's tokens that may win and reach min_p, and store who is first in it."""
+    key_0, key_1 = load_key(state, row)
+    never = tl.full([], INF, tl.float64)
+    time, winner = race(ids, w, may_win & (w >= float_word(words, 5)), key_0, key_1, never, row * 0 + NO_ID)
+    tl.store(race_times + row * chunks + chunk, time)
+    tl.store(race_ids + row * chunks + chunk, winner)

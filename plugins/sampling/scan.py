@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import draw_key
-from .rows import BAD_LOGITS, INF, NO_ID, OVERFLOW
+from .rows import BAD_LOGITS, FINE_COUNT, INF, NO_ID, OVERFLOW, STATE
 
 _EDITS = tl.constexpr(128)  # made together
 
@@ -104,6 +104,7 @@ def scan(
         seed_0 = tl.load(words).to(tl.uint32, bitcast=True)
         seed_1 = tl.load(words + 1).to(tl.uint32, bitcast=True)
         key_0, key_1 = draw_key(seed_0, seed_1, tl.load(words + 2).to(tl.uint32, bitcast=True))
-        tl.store(state + row * 4, 0)
-        tl.store(state + row * 4 + 1, key_0.to(tl.int32, bitcast=True))
-        tl.store(state + row * 4 + 2, key_1.to(tl.int32, bitcast=True))
+        tl.store(state + row * STATE, 0)
+        tl.store(state + row * STATE + FINE_COUNT, 0)
+        tl.store(state + row * STATE + 1, key_0.to(tl.int32, bitcast=True))
+        tl.store(state + row * STATE + 2, key_1.to(tl.int32, bitcast=True))

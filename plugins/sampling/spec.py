@@ -17,8 +17,12 @@ ROW_WORDS, EDIT_WORDS, SAMPLE_WORDS, MAX_TOP_LOGPROBS = 12, 4, 44, 20
 CHUNK = 2048  # tokens that a program looks at
 BLOCK = 64  # tokens whose best is kept: what bounds the k-th best, and where the best log-probabilities are
 LEVELS = 16  # how far below the best weights are summed, to find about where a nucleus ends
-CAPACITY = 8192  # candidates of a row that are gathered; a row with more of them is read as a whole
-STATE_WORDS = 4  # candidates so far, the two words of the draw's key, the worst candidate's distance
+WIDE = 1024  # where top_p has more candidates, one part in FINE of them is listed; others race in place
+FINE = 32
+CAPACITY = 8192  # candidates of a row that can be listed; a row that has more is read as a whole
+STATE_WORDS = 8
+"""Candidates so far, the two words of the draw's key, the worst candidate's distance; of a part: candidates so far, the
+nearest and the worst one's distance."""
 
 _POINTERS = {
     "logits": "*fp32",
@@ -35,6 +39,8 @@ _POINTERS = {
     "race_ids": "*i32",
     "log_sums": "*fp64",
     "level_sums": "*i64",
+    "fine_sums": "*i64",
+    "base_units": "*i64",
     "candidate_keys": "*i32",
     "candidate_ids": "*i32",
     "state": "*i32",
@@ -95,6 +101,8 @@ def regions(num_rows: int, vocab_size: int) -> dict[str, Region]:
         "race_ids": (num_rows, chunks),
         "log_sums": (num_rows, chunks),
         "level_sums": (num_rows, chunks, LEVELS),
+        "fine_sums": (num_rows, chunks, FINE),
+        "base_units": (num_rows,),
         "candidate_keys": (num_rows, CAPACITY),
         "candidate_ids": (num_rows, CAPACITY),
         "state": (num_rows, STATE_WORDS),
@@ -132,6 +140,7 @@ def steps(
         found.append(Step(WEIGH, over_chunks))
     if sampled and filtered:
         found += [Step(BOUND, over_rows), Step(GATHER, over_chunks)]
+        found += [Step(REFINE, over_chunks), Step(REGATHER, over_chunks)]
     found.append(Step(DRAW, over_rows))
     if logprobs:
         found.append(Step(LOGPROBS, over_rows))
@@ -145,16 +154,24 @@ def cost(num_rows: int, vocab_size: int) -> Cost:
 
 def catalog() -> list[Kernel]:
     """Return every kernel; one variant serves all sizes."""
-    return [SCAN, WEIGH, BOUND, GATHER, DRAW, LOGPROBS]
+    return [SCAN, WEIGH, BOUND, GATHER, REFINE, REGATHER, DRAW, LOGPROBS]
 
 
-def _kernel(name: str, pointers: str, numbers: str, constants: Mapping[str, int], num_warps: int) -> Kernel:
+def _kernel(
+    name: str,
+    pointers: str,
+    numbers: str,
+    constants: Mapping[str, int],
+    num_warps: int,
+    *,
+    module: str | None = None,
+) -> Kernel:
     signature = {pointer: _POINTERS[pointer] for pointer in pointers.split()}
     signature |= dict.fromkeys(numbers.split(), "i32")
     return Kernel(
         op="sampling",
         name=f"sampling_{name}",
-        function=f"sampling.{name}:{name}",
+        function=f"sampling.{module or name}:{name}",
         signature=signature,
         constants=constants,
         num_warps=num_warps,
@@ -191,12 +208,29 @@ GATHER = _kernel(
     {"CHUNK": CHUNK, "CAPACITY": CAPACITY},
     num_warps=4,
 )
+_WIDE = {"CHUNK": CHUNK, "LEVELS": LEVELS, "FINE": FINE, "WIDE": WIDE}
+REFINE = _kernel(
+    "refine",
+    "logits rows adjusted chunk_best level_sums fine_sums state",
+    "vocab_size weight_shift",
+    _WIDE,
+    num_warps=4,
+)
+REGATHER = _kernel(
+    "regather",
+    "logits rows adjusted chunk_best level_sums fine_sums state base_units race_times race_ids"
+    " candidate_keys candidate_ids",
+    "vocab_size",
+    {**_WIDE, "CAPACITY": CAPACITY},
+    num_warps=4,
+    module="refine",
+)
 DRAW = _kernel(
     "draw",
-    "logits rows adjusted chunk_best chunk_notes state race_times race_ids level_sums"
+    "logits rows adjusted chunk_best chunk_notes state base_units race_times race_ids level_sums"
     " candidate_keys candidate_ids samples",
     "vocab_size weight_shift",
-    {"CHUNK": CHUNK, "LEVELS": LEVELS, "CAPACITY": CAPACITY, "TILE": 512},
+    {"CHUNK": CHUNK, "LEVELS": LEVELS, "WIDE": WIDE, "CAPACITY": CAPACITY, "TILE": 512},
     num_warps=8,
 )
 LOGPROBS = _kernel(

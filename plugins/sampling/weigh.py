@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import FARTHEST, distance_key, weight, weight_units
-from .rows import INF, NO_ID, float_word, is_cut_k, is_cut_p, is_greedy, largest, load_logits, race, row_notes
+from .rows import INF, float_word, is_cut_k, is_cut_p, is_greedy, largest, load_logits, race_chunk, row_notes
 
 
 @triton.jit
@@ -62,13 +62,7 @@ def weigh(
                         tl.store(at + i, tl.sum(tl.where(key <= bits, units, 0), axis=0))
                     tl.store(at + LEVELS - 1, tl.sum(units, axis=0))
                 else:
-                    may_win = (key < FARTHEST) & (w >= float_word(words, 5))
-                    key_0 = tl.load(state + row * 4 + 1).to(tl.uint32, bitcast=True)
-                    key_1 = tl.load(state + row * 4 + 2).to(tl.uint32, bitcast=True)
-                    never = tl.full([], INF, tl.float64)
-                    time, winner = race(ids, w, may_win, key_0, key_1, never, row * 0 + NO_ID)
-                    tl.store(race_times + row * chunks + chunk, time)
-                    tl.store(race_ids + row * chunks + chunk, winner)
+                    race_chunk(ids, w, key < FARTHEST, words, state, race_times, race_ids, row, chunk, chunks)
             if has_logprobs:
                 raw_best = largest(chunk_best + row * 2 * chunks, chunks)
                 x = tl.load(logits + place + ids, mask=ids < vocab_size, other=-INF)

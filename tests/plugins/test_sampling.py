@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from plansmith.plugins import aot
-from plansmith.plugins.sampling import reference, spec
+from plansmith.plugins.sampling import reference, run, spec
 from plansmith.plugins.sampling.arithmetic import (
     arrival,
     distance_key,
@@ -20,7 +21,7 @@ from plansmith.plugins.sampling.arithmetic import (
     weight_units,
 )
 from plansmith.runtime.batch import LOGIT_EDIT
-from sampling_problems import kernels_draw, make_logits, make_rows, rule_draws
+from sampling_problems import LOGITS, kernels_draw, make_logits, make_rows, rule_draws
 
 DRAWN = {"temperature": 1.0, "seed": 5}
 
@@ -155,6 +156,68 @@ def test_more_candidates_than_there_is_room_for_are_read_from_the_row() -> None:
         [{**DRAWN, "top_p": 0.9999, "seed": 3}, {**DRAWN, "top_k": vocab_size - 3, "top_p": 0.7}]
     )
     assert kernels_draw(logits, rows)["token"].tolist() == rule_draws(logits, rows)
+
+
+def state_of(workspace: torch.Tensor, num_rows: int, vocab_size: int) -> Any:
+    """Return (R, STATE_WORDS) of the workspace."""
+    region = spec.regions(num_rows, vocab_size)["state"]
+    words = workspace.numpy()[region.offset : region.offset + 4 * num_rows * spec.STATE_WORDS]
+    return words.view(np.int32).reshape(region.shape)
+
+
+def with_room_for(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels list so many candidates of a row and no more."""
+    for name in ("GATHER", "REFINE", "REGATHER", "DRAW"):
+        kernel = getattr(spec, name)
+        constants = {
+            key: capacity if key in ("WIDE", "CAPACITY") else n for key, n in kernel.constants.items()
+        }
+        monkeypatch.setattr(spec, name, dataclasses.replace(kernel, constants=constants))
+
+
+def test_a_wide_nucleus_ends_in_a_part_that_is_listed() -> None:
+    vocab_size = 2 * spec.CAPACITY
+    random = np.random.default_rng(12)
+    logits = np.stack([make_logits(random, "normal", vocab_size) for _ in range(4)])
+    parameters = [
+        {**DRAWN, "top_p": 0.95, "temperature": 2.5},
+        {**DRAWN, "top_p": 0.999, "temperature": 2.0, "min_p": 0.05},
+        {**DRAWN, "top_p": 0.97, "temperature": 30.0},
+        {**DRAWN, "top_p": 0.9, "seed": 3},
+    ]
+    rows = make_rows(parameters)
+    workspace = run.make_workspace(4, vocab_size, "cpu").fill_(0x7F)
+    samples = kernels_draw(logits, rows, workspace=workspace)
+    assert samples["token"].tolist() == rule_draws(logits, rows)
+    state = state_of(workspace, 4, vocab_size)
+    assert (state[:3, 0] > spec.CAPACITY).all() and spec.WIDE < state[3, 0] <= spec.CAPACITY
+    assert (state[:, 4] > 0).all() and (state[:, 4] < 2000).all()
+
+
+def test_little_room_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wide nucleus and every one that is read from the row has to end where one in the list does."""
+    with_room_for(24, monkeypatch)
+    vocab_size, num_rows = 2500, 42
+    random = np.random.default_rng(13)
+    logits = np.stack([make_logits(random, LOGITS[i % len(LOGITS)], vocab_size) for i in range(num_rows)])
+    rows = make_rows(
+        [
+            {
+                "temperature": (0.3, 1.0, 4.0)[i % 3],
+                "top_p": (0.3, 0.9, 0.999, 0.999999)[i // 2 % 4],
+                "min_p": (0.0, 0.0, 0.05)[i // 3 % 3],
+                "top_k": (0, 0, 0, 0, 60)[i % 5],
+                "seed": i,
+            }
+            for i in range(num_rows)
+        ]
+    )
+    workspace = run.make_workspace(num_rows, vocab_size, "cpu").fill_(0x7F)
+    assert kernels_draw(logits, rows, workspace=workspace)["token"].tolist() == rule_draws(logits, rows)
+    found, in_part = state_of(workspace, num_rows, vocab_size)[:, [0, 4]].T
+    assert (found <= 24).any()  # listed at once
+    assert ((in_part > 0) & (in_part <= 24)).sum() >= 8  # as a part
+    assert (in_part > 24).sum() >= 5 and ((found > 24) & (rows["top_k"] > 0)).any()  # read from the row
 
 
 def test_a_large_vocabulary() -> None:
