@@ -32,7 +32,7 @@ def compare(
     index = tl.arange(0, WIDTH)
     token = tl.load(drawn + (first + seq + index) * drawn_stride, mask=index <= count, other=-1)
     draft = tl.load(draft_tokens + first + index, mask=index < count, other=-1)
-    is_wrong = (index >= count) | (draft != token) | (token < 0)
+    is_wrong = (index >= count) | (draft != token)  # no draft token is negative, as rows without a token are
     accepted = tl.min(tl.where(is_wrong, index, WIDTH), axis=0)
     tl.store(num_accepted + seq, accepted)
     emitted = tl.where(index <= accepted, token, -1)
