@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import pathlib
 from typing import Any
@@ -18,8 +19,9 @@ _HERE = pathlib.Path(__file__).parent
 # Sources that every target's plan depends on; a compiler's own folders come on top.
 _COMMON = ("compile.py", "spec.py", "scheme.py", "limits.py", "precision.py", "checkpoint", "graph")
 
-# The graph's lowering that both TensorRTs share, and the kernels that are in a plan.
-_SHARED = {"tensorrt": ("targets/rtx", "../plugins")}
+_CHILD = "targets/compiler_child.py"
+# The compilers' process; the graph's lowering that both TensorRTs share, and the kernels that are in a plan.
+_SHARED = {"rtx": (_CHILD,), "tensorrt": (_CHILD, "targets/rtx", "../plugins")}
 
 
 @functools.cache
@@ -32,6 +34,16 @@ def sources_digest(compiler: str) -> str:
             digest.update(f"{name}/{path.relative_to(root).as_posix()}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def kernel_compiler_version(target: Target) -> str:
+    """Return the version of what compiles the kernels that are in a plan; "" where none are, or it is missing."""
+    if target.compiler != "tensorrt":
+        return ""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def plan_limits(limits: Limits) -> dict[str, Any]:
@@ -58,6 +70,7 @@ def target_key(
         "limits": plan_limits(limits),
         "target": dataclasses.asdict(target),
         "compiler_version": compiler_version(target),
+        "kernel_compiler": kernel_compiler_version(target),
         "compute": compute_dtype(target, spec, recipe),
         "sources": sources_digest(target.compiler),
         "weight_streaming": weight_streaming,

@@ -7,6 +7,7 @@ put in another order, with unused ones between, and the code stays as it is.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 
@@ -43,6 +44,16 @@ def reorder(ptx: str, names: Sequence[str], order: Sequence[str | None]) -> str:
     ]
     listed = "\n\t" + ",\n\t".join(made) + "\n"
     return ptx[: entry.start(3)] + listed + ptx[entry.end(3) :]
+
+
+def named_by_content(ptx: str, symbol: str) -> tuple[str, str]:
+    """Return (PTX whose entry has a name that no other PTX's has, that name).
+
+    Kernels of one function differ by what is compiled in, and a plan holds many: who looks one up by its name alone
+    gets the right one.
+    """
+    name = f"{symbol}_{hashlib.sha256(ptx.encode()).hexdigest()[:16]}"
+    return re.sub(rf"\b{symbol}(?=\(|_param_|_unused_)", name, ptx), name
 
 
 def at_most_version(ptx: str, version: tuple[int, int]) -> str:

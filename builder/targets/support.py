@@ -141,7 +141,8 @@ def _compute(target: Target, precision: Precision, spec: DecoderSpec) -> Need:
 
 
 def _about(target: Target) -> str:
-    gpus = {one.name: one.gpus for one in (*rtx.TARGETS.values(), *tensorrt.TARGETS.values())}
+    gpus = {name: one.gpus for name, one in rtx.TARGETS.items()}
+    gpus |= {name: one.gpus for name, one in tensorrt.TARGETS.items()}
     return f"{target.name} ({gpus[target.name]})" if target.name in gpus else target.name
 
 

@@ -9,6 +9,7 @@ Operation: pool[block_table[b, p // BS], h, p % BS] = k[t, h] for token t of seq
     pools         [NB, KVH, BS, D] of that type, or E4M3 codes (uint8) or int8 of x / scale, a float32 division
     cu_query_lens [B+1], kv_lens [B], block_table [B, MB] int32; rows of a sequence with kv_len 0, and rows behind the
                   last sequence, are neither read nor written
+    num_blocks    NB: then what would lie outside of the table or the pools is left out; None: every step is a real one
 
 Limit: bytes; each number is read once and written once. A program is one token times HEADS heads.
 """
@@ -25,7 +26,7 @@ from ..small_floats import float_to_e4m3, float_to_int8
 @triton.jit
 def kv_write(
     q, k, v, cos, sin, position_ids, cu_query_lens, kv_lens, block_table, k_scale, v_scale, q_out, k_pool, v_pool,
-    num_sequences, num_heads, num_kv_heads, block_shift, table_stride,
+    num_sequences, num_heads, num_kv_heads, block_shift, table_stride, num_blocks,
     HEADS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, RD: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     KV: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +50,13 @@ def kv_write(
     kv_parts = (num_kv_heads + HEADS - 1) // HEADS
     if part < kv_parts:
         position = kv_len - tl.load(cu_query_lens + b + 1) + token
+        if num_blocks is not None:  # noqa: SIM102 - the branch not taken is not compiled
+            if (position < 0) | (position >= table_stride << block_shift):
+                return
         block = tl.load(block_table + b.to(tl.int64) * table_stride + (position >> block_shift))
+        if num_blocks is not None:  # noqa: SIM102
+            if (block < 0) | (block >= num_blocks):
+                return
         head = part * HEADS + tl.arange(0, HEADS)
         is_head = head < num_kv_heads
         source = token.to(tl.int64) * num_kv_heads * D + head * D

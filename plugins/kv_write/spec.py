@@ -60,6 +60,7 @@ def kernel(write: KvWrite) -> Kernel:
     types |= dict.fromkeys(("num_kv_heads", "block_shift", "table_stride"), "i32")
     optional = ("q", "cos", "sin", "position_ids", "k_scale", "v_scale", "q_out", "num_heads")
     constants: dict[str, Constant] = dict.fromkeys(name for name in optional if name not in types)
+    constants["num_blocks"] = None
     rest = write.head_dim - rotary_dim
     constants |= {"HEADS": write.heads, "D": write.head_dim, "DP": power_of_two(write.head_dim)}
     constants |= {"RD": rotary_dim, "HALF": power_of_two(max(1, rotary_dim // 2))}

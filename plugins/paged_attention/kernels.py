@@ -8,6 +8,8 @@ are of fp16 or bf16, all else is float32. With softcap, s -> softcap * tanh(s / 
     pools         [NB, KVH, BS, D] of that type, or E4M3 codes (uint8) or int8, with k_scale and v_scale (device memory)
     cu_query_lens [B+1], kv_lens [B], block_table [B, MB] int32; a sequence with kv_len 0 or no rows is left alone
     partials      [B, QR, H, S, D] float32: a split's sum; stats [B, QR, H, S, 2]: its largest score (base 2) and weight
+    num_tokens, num_blocks  T and NB: then lengths that no step has end a program, and blocks that no pool has are
+                  taken for others; None: every step is a real one
 
 `decode` takes the sequences with 1..query_rows rows, `prefill` those with more, so one launch of each covers any mixed
 step, with grids that follow from shapes alone. Limits: decode reads each K and V once for all heads of a group and all
@@ -80,9 +82,30 @@ def _load(
 
 
 @triton.jit
+def _is_no_step(first_row, end_row, kv_len, num_tokens, capacity):
+    """Return whether no step has such a sequence; num_tokens None: it is not asked."""
+    is_none = False
+    if num_tokens is not None:
+        # Where the difference overflows, one of the first two says so.
+        is_none = (
+            (first_row < 0) | (end_row > num_tokens) | (kv_len < end_row - first_row) | (kv_len > capacity)
+        )
+    return is_none
+
+
+@triton.jit
+def _blocks(table, positions, wanted, block_shift, num_blocks):
+    """Return the blocks [N] that hold positions, where wanted; elsewhere some block."""
+    block = tl.load(table + (positions >> block_shift), mask=wanted, other=0)
+    if num_blocks is not None:
+        block = tl.minimum(tl.maximum(block, 0), num_blocks - 1)
+    return block
+
+
+@triton.jit
 def _tiles(
     q, k_pool, v_pool, table, acc, largest, weight, row_positions, begin, end, start, stop, reach, kv_head,
-    num_kv_heads, block_shift, score_scale, cap_scale,
+    num_kv_heads, block_shift, num_blocks, score_scale, cap_scale,
     MASKED: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles of N positions from start to stop into the online softmax (acc [M, DP], largest [M], weight [M]).
@@ -96,14 +119,10 @@ def _tiles(
     k_pool += (kv_head << block_shift) * D
     v_pool += (kv_head << block_shift) * D
     # A tile's blocks are read one tile ahead: the loads of K and V do not wait for them, and can themselves run ahead.
+    wanted = start + offs_n < stop
     if MASKED:
-        block = tl.load(
-            table + ((start + offs_n) >> block_shift),
-            mask=(start + offs_n >= begin) & (start + offs_n < end),
-            other=0,
-        )
-    else:
-        block = tl.load(table + ((start + offs_n) >> block_shift), mask=start + offs_n < stop, other=0)
+        wanted = (start + offs_n >= begin) & (start + offs_n < end)
+    block = _blocks(table, start + offs_n, wanted, block_shift, num_blocks)
     # One or two masked tiles gain nothing by loads that run ahead, which cost registers.
     for first in tl.range(start, stop, N, num_stages=1 if MASKED else None):
         positions = first + offs_n
@@ -131,14 +150,14 @@ def _tiles(
         acc = _dot(p.to(q.dtype), v, acc * shrink[:, None])
         largest = new_largest
         ahead = positions + N
-        block = tl.load(table + (ahead >> block_shift), mask=ahead < tl.minimum(stop, end), other=0)
+        block = _blocks(table, ahead, ahead < tl.minimum(stop, end), block_shift, num_blocks)
     return acc, largest, weight
 
 
 @triton.jit
 def _attend(
     q, k_pool, v_pool, table, k_scale, row_positions, begin, end, first_position, last_position, reach, kv_head,
-    num_kv_heads, block_shift, scale, softcap,
+    num_kv_heads, block_shift, num_blocks, scale, softcap,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Return (acc [M, DP], largest [M], weight [M]) of the rows over positions begin..end-1.
@@ -167,15 +186,15 @@ def _attend(
     whole_end = tl.maximum(tl.minimum(end, first_position + 1) // N * N, whole_begin)
     acc, largest, weight = _tiles(
         q, k_pool, v_pool, table, acc, largest, weight, row_positions, begin, end, tile_begin, whole_begin, reach,
-        kv_head, num_kv_heads, block_shift, score_scale, cap_scale, True, N, D, DP, KV,
+        kv_head, num_kv_heads, block_shift, num_blocks, score_scale, cap_scale, True, N, D, DP, KV,
     )  # fmt: skip
     acc, largest, weight = _tiles(
         q, k_pool, v_pool, table, acc, largest, weight, row_positions, begin, end, whole_begin, whole_end, reach,
-        kv_head, num_kv_heads, block_shift, score_scale, cap_scale, False, N, D, DP, KV,
+        kv_head, num_kv_heads, block_shift, num_blocks, score_scale, cap_scale, False, N, D, DP, KV,
     )  # fmt: skip
     acc, largest, weight = _tiles(
         q, k_pool, v_pool, table, acc, largest, weight, row_positions, begin, end, whole_end, end, reach,
-        kv_head, num_kv_heads, block_shift, score_scale, cap_scale, True, N, D, DP, KV,
+        kv_head, num_kv_heads, block_shift, num_blocks, score_scale, cap_scale, True, N, D, DP, KV,
     )  # fmt: skip
     return acc, largest, weight
 
@@ -205,6 +224,7 @@ def _store_rows(out, acc, weight, v_scale, offsets, is_row, D: tl.constexpr, DP:
 def decode(
     q, k_pool, v_pool, cu_query_lens, kv_lens, block_table, k_scale, v_scale, out, partials, stats,
     scale, softcap, reach, query_rows, split_len, num_splits, group, num_kv_heads, block_shift, table_stride,
+    num_tokens, num_blocks,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Program (kv head, sequence, split): the group's heads times the sequence's rows are the M rows of the products.
@@ -221,7 +241,8 @@ def decode(
     low = tl.maximum(past - reach + 1, 0)
     begin = tl.maximum(split * split_len, low)
     end = tl.minimum(split * split_len + split_len, kv_len)
-    if (begin >= end) | (num_rows <= 0) | (num_rows > query_rows):
+    is_none = _is_no_step(first_row, first_row + num_rows, kv_len, num_tokens, table_stride << block_shift)
+    if (begin >= end) | (num_rows <= 0) | (num_rows > query_rows) | is_none:
         return
     m = tl.arange(0, M)
     row = m // group
@@ -236,7 +257,7 @@ def decode(
     queries = tl.load(q + offsets[:, None] + offs_d[None, :], mask=mask, other=0)
     acc, largest, weight = _attend(
         queries, k_pool, v_pool, block_table + b.to(tl.int64) * table_stride, k_scale, past + row, begin, end, past,
-        kv_len - 1, reach, kv_head, num_kv_heads, block_shift, scale, softcap, M, N, D, DP, KV,
+        kv_len - 1, reach, kv_head, num_kv_heads, block_shift, num_blocks, scale, softcap, M, N, D, DP, KV,
     )  # fmt: skip
     m = tl.arange(0, M) + _hidden_zero(kv_lens + b, kv_len)
     row = m // group
@@ -254,7 +275,7 @@ def decode(
 
 @triton.jit
 def combine(
-    partials, stats, cu_query_lens, kv_lens, v_scale, out, reach, query_rows, split_len, num_splits,
+    partials, stats, cu_query_lens, kv_lens, v_scale, out, reach, query_rows, split_len, num_splits, num_tokens,
     N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """Program (head, row of a sequence, sequence): one row from the partial results of its splits, N at a time.
@@ -270,7 +291,8 @@ def combine(
     kv_len = tl.load(kv_lens + b)
     first_split = tl.maximum(kv_len - num_rows - reach + 1, 0) // split_len
     end_split = (kv_len + split_len - 1) // split_len
-    if (row >= num_rows) | (num_rows > query_rows) | (end_split - first_split <= 1):
+    is_none = _is_no_step(first_row, first_row + num_rows, kv_len, num_tokens, num_splits * split_len)
+    if (row >= num_rows) | (num_rows > query_rows) | (end_split - first_split <= 1) | is_none:
         return
     slot = ((b * query_rows + row).to(tl.int64) * num_heads + head) * num_splits
     offs_n = tl.arange(0, N)
@@ -302,6 +324,7 @@ def combine(
 def prefill(
     q, k_pool, v_pool, cu_query_lens, kv_lens, block_table, k_scale, v_scale, out,
     scale, softcap, reach, query_rows, group, num_kv_heads, block_shift, table_stride, num_sequences,
+    num_tokens, num_blocks,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
     """Program (kv head, tile): M // group rows of one sequence times the group's heads.
@@ -322,7 +345,10 @@ def prefill(
     num_rows = tl.load(cu_query_lens + b + 1) - first_row
     kv_len = tl.load(kv_lens + b)
     tile_row = (tile - first_row // rows - b) * rows
-    if (tile_row >= num_rows) | (num_rows <= query_rows) | (kv_len == 0):
+    is_none = _is_no_step(first_row, first_row + num_rows, kv_len, num_tokens, table_stride << block_shift)
+    if num_tokens is not None:
+        is_none |= tile_row < 0  # lengths that do not ascend
+    if (tile_row >= num_rows) | (num_rows <= query_rows) | (kv_len == 0) | is_none:
         return
     m = tl.arange(0, M)
     row = m // group
@@ -339,7 +365,7 @@ def prefill(
     acc, _largest, weight = _attend(
         queries, k_pool, v_pool, block_table + b.to(tl.int64) * table_stride, k_scale, first_position + row,
         tl.maximum(first_position - reach + 1, 0), last_position + 1, first_position, last_position, reach, kv_head,
-        num_kv_heads, block_shift, scale, softcap, M, N, D, DP, KV,
+        num_kv_heads, block_shift, num_blocks, scale, softcap, M, N, D, DP, KV,
     )  # fmt: skip
     m = tl.arange(0, M) + _hidden_zero(kv_lens + b, kv_len)
     row = m // group

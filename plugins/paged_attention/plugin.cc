@@ -253,7 +253,7 @@ size_t PagedAttentionPlugin::getWorkspaceSize(const nvinfer1::DynamicPluginTenso
   return Guarded(size_t{0}, [&] {
     if (num_inputs <= kBlockTable) throw PluginError("too few inputs");
     const Dims& table = in[kBlockTable].max;
-    const StepDims most{in[kQ].max.d[0], table.d[0], table.d[1]};
+    const StepDims most{in[kQ].max.d[0], table.d[0], table.d[1], in[kKPool].max.d[0]};
     size_t bytes = 0;
     for (const KernelList::Piece& piece : list_.workspace) bytes += PieceBytes(piece, most);
     return bytes;
@@ -316,7 +316,8 @@ int32_t PagedAttentionPlugin::enqueue(const nvinfer1::PluginTensorDesc* in,
                                       cudaStream_t stream) noexcept {
   return Guarded(-1, [&] {
     if (loaded_ == nullptr) loaded_ = std::make_shared<LoadedKernels>(list_);
-    const StepDims dims{in[kQ].dims.d[0], in[kBlockTable].dims.d[0], in[kBlockTable].dims.d[1]};
+    const Dims& table = in[kBlockTable].dims;
+    const StepDims dims{in[kQ].dims.d[0], table.d[0], table.d[1], in[kKPool].dims.d[0]};
     if (dims.tokens == 0) return 0;
     std::map<std::string, const void*> pointers;
     const bool is_scaled = IsScaled(in[kKPool].type);
@@ -367,7 +368,11 @@ int32_t PagedAttentionPlugin::enqueue(const nvinfer1::PluginTensorDesc* in,
 
 nvinfer1::IPluginV3* PagedAttentionPlugin::attachToContext(
     nvinfer1::IPluginResourceContext*) noexcept {
-  return clone();
+  return Guarded<nvinfer1::IPluginV3*>(nullptr, [&] {
+    // Here, where all contexts get the same and no run is being captured into a graph.
+    if (loaded_ == nullptr) loaded_ = std::make_shared<LoadedKernels>(list_);
+    return clone();
+  });
 }
 
 const nvinfer1::PluginFieldCollection* PagedAttentionPlugin::getFieldsToSerialize() noexcept {

@@ -6,12 +6,13 @@
 // decode, combine, prefill. Its kernels come as the field "kernels" (plugin_library.py makes it),
 // which a plan holds like the other fields.
 //
-//   inputs   q [T, H*D], k, v [T, KVH*D], k_pool, v_pool [NB, KVH, BS, D], cu_query_lens [B+1],
-//   kv_lens [B],
-//            block_table [B, MB] int32, and with FP8 or INT8 pools k_scale, v_scale [] float32
+//   inputs   q [T, H*D], k, v [T, KVH*D], k_pool, v_pool [NB, KVH, BS, D], and int32
+//            cu_query_lens [B+1], kv_lens [B], block_table [B, MB]; with FP8 or INT8 pools also
+//            k_scale, v_scale [] float32
 //   outputs  out [T, H*D] like q; k_pool_out, v_pool_out: their inputs, in place (preview feature
-//   ALIASED_PLUGIN_IO) fields   num_heads, kv_num_heads, head_dim, window, query_rows, split_len
-//   (int); scale, softcap (float); kernels
+//            ALIASED_PLUGIN_IO_10_03)
+//   fields   num_heads, kv_num_heads, head_dim, window, query_rows, split_len (int); scale,
+//            softcap (float); kernels
 
 #ifndef PLANSMITH_PLUGINS_PAGED_ATTENTION_PLUGIN_H_
 #define PLANSMITH_PLUGINS_PAGED_ATTENTION_PLUGIN_H_
@@ -39,14 +40,15 @@ class PluginError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The free dimensions of a step: T, B, MB.
+// The free dimensions of a step: T, B, MB, NB.
 struct StepDims {
   int64_t tokens;
   int64_t batch;
   int64_t table;
+  int64_t blocks;
 };
 
-// A number in terms of T, B and MB, in reverse Polish notation: "T 16 / B +". Division rounds down.
+// A number in terms of T, B, MB and NB, in reverse Polish notation: "T 16 / B +". Division rounds down.
 class Formula {
  public:
   // Throws PluginError unless the text leaves one number.

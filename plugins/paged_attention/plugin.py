@@ -5,6 +5,10 @@ kernel is compiled here for the one GPU, its parameters put into the order that 
 inputs, numbers, outputs. A kernel's ":16" promises hold: network inputs and outputs have the alignment that cudaMalloc
 gives, and what lies between layers has it too.
 
+TensorRT is given nothing to choose by timing: it times a layer on numbers of its own, which are no step, and kernels
+that are held within their tensors (spec.guarded) end at once on them. So there is no autotune function, which means the
+types of the network as it is and plain layouts, and one kernel a node.
+
 The functions that TensorRT is given take tensors, then attributes; since TensorRT reads names and types off their
 signatures, those are made from the lists.
 """
@@ -13,73 +17,90 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...runtime.errors import BuildError
 from ..aot import CompiledKernel, compile_kernels
 from ..kernel import Kernel
-from ..ptx_entry import at_most_version, reorder
+from ..ptx_entry import at_most_version, named_by_content, reorder
 from . import spec
 from .plugin_ops import LAUNCH_SHARED_BYTES, NAMESPACE, OPS, Layer, PluginOp
 
-STAGES = (1, 2, 3)
-"""Depths of a kernel's pipeline that TensorRT may choose among by timing them: none changes a bit of the result."""
 
-
-def register_plugins(
-    trt: Any, trtp: Any, sm: int, *, shared_bytes: int = LAUNCH_SHARED_BYTES, stages: Sequence[int] = STAGES
-) -> None:
+def register_plugins(trt: Any, trtp: Any, sm: int, *, shared_bytes: int = LAUNCH_SHARED_BYTES) -> None:
     """Register every plugin with TensorRT, once a process.
 
     trt, trtp : the modules tensorrt and tensorrt.plugin
     sm : compute capability of the GPU that plans are built for, e.g. 90
     shared_bytes : the most shared memory that a kernel may take; see LAUNCH_SHARED_BYTES
-    stages : pipeline depths to choose among
     raises (when a network is built) : UnsupportedError without triton, BuildError for a kernel that does not compile
     """
-    kernels = _Kernels(sm, shared_bytes, stages)
+    kernels = _Kernels(sm, shared_bytes)
     for op in OPS:
         plugin = _Plugin(trt, trtp, op, kernels)
         name = f"{NAMESPACE}::{op.name}"
         trtp.register(name)(plugin.describe())
-        trtp.autotune(name)(plugin.autotune())
         trtp.aot_impl(name)(plugin.implement())
 
 
 class _Kernels:
-    """Compiles each variant once."""
+    """Compiles each kernel once, with the tile and pipeline that fit."""
 
-    def __init__(self, sm: int, shared_bytes: int, stages: Sequence[int]) -> None:
+    def __init__(self, sm: int, shared_bytes: int) -> None:
         self.sm = sm
-        self._stages = stages
         self._shared_bytes = shared_bytes
         self._made: dict[str, CompiledKernel] = {}
 
-    def variants(self, kernel: Kernel) -> dict[int, CompiledKernel]:
-        """Return the kernel by its number of stages, those that fit; fewer positions a tile where none does."""
-        if "M" not in kernel.constants:  # no tiles, no pipeline
-            return {kernel.num_stages: self._compile([kernel])[0]}
-        while True:
-            made = self._compile([dataclasses.replace(kernel, num_stages=stages) for stages in self._stages])
-            fitting = {one.kernel.num_stages: one for one in made if one.shared_bytes <= self._shared_bytes}
-            positions = kernel.constants["N"]
-            assert isinstance(positions, int)
-            if fitting or positions <= 16:
-                break
-            kernel = dataclasses.replace(kernel, constants={**kernel.constants, "N": positions // 2})
-        if not fitting:
-            raise ValueError(f"{kernel.name} takes more than {self._shared_bytes} bytes of shared memory")
-        return fitting
+    def fitting(self, kernel: Kernel, min_rows: int) -> CompiledKernel:
+        """Return the first of smaller_tiles that takes no more than the shared memory there is; ValueError if none."""
+        key = repr(kernel)
+        if key not in self._made:
+            for tiles in smaller_tiles(kernel, min_rows):
+                made = compile_kernels(tiles, [self.sm])
+                fits = [one for one in made if one.shared_bytes <= self._shared_bytes]
+                if fits:
+                    self._made[key] = fits[0]
+                    break
+            else:
+                raise BuildError(
+                    f"{kernel.name} takes more than {self._shared_bytes} bytes of shared memory with every tile; build "
+                    "this model for cpu"
+                )
+        return self._made[key]
 
-    def _compile(self, kernels: Sequence[Kernel]) -> list[CompiledKernel]:
-        missing = {repr(one): one for one in kernels if repr(one) not in self._made}
-        made = compile_kernels(list(missing.values()), [self.sm])
-        self._made.update(zip(missing, made, strict=True))
-        return [self._made[repr(one)] for one in kernels]
+
+def smaller_tiles(kernel: Kernel, min_rows: int) -> Iterator[list[Kernel]]:
+    """Yield a kernel and what takes less shared memory, the best first, in groups that are compiled together.
+
+    First shallower pipelines, which change no bit, as long as the loads of one tile run ahead; then half the
+    positions or half the rows, whichever are more; at 16 of both no pipeline. A kernel without tiles has no other.
+
+    min_rows : of a tile, the heads of a group
+    """
+    rows, positions = kernel.constants.get("M"), kernel.constants.get("N")
+    if not isinstance(rows, int) or not isinstance(positions, int):
+        yield [kernel]
+        return
+    min_rows = max(_MIN_TILE, min_rows)
+    num_warps = kernel.num_warps
+    while True:
+        is_last = positions <= _MIN_TILE and rows <= min_rows
+        depths = range(kernel.num_stages, 0 if is_last else min(kernel.num_stages, 2) - 1, -1)
+        tile = dataclasses.replace(
+            kernel, constants={**kernel.constants, "M": rows, "N": positions}, num_warps=num_warps
+        )
+        yield [dataclasses.replace(tile, num_stages=stages) for stages in depths]
+        if is_last:
+            return
+        if positions > _MIN_TILE and (positions >= rows or rows <= min_rows):
+            positions //= 2
+        else:
+            rows, num_warps = rows // 2, max(4, num_warps // 2)
 
 
 class _Plugin:
-    """One plugin's three functions."""
+    """One plugin's two functions."""
 
     def __init__(self, trt: Any, trtp: Any, op: PluginOp, kernels: _Kernels) -> None:
         self._trt, self._trtp, self._op, self._kernels = trt, trtp, op, kernels
@@ -101,34 +122,19 @@ class _Plugin:
                 outputs.append(trtp.from_shape_expr(shapes[name], dtype))
             return tuple(outputs)
 
-        returns = tuple[tuple(trtp.TensorDesc for _ in op.outputs)]  # type: ignore[misc]
-        return self._signed(described, returns)
-
-    def autotune(self) -> Callable[..., Any]:
-        """Return what says the types of the network as it is, and the variants of the kernel to be timed."""
-
-        def combinations(*arguments: Any) -> Any:
-            descs, attributes, outputs = self._split(arguments)
-            found = self._trtp.AutoTuneCombination()
-            for n, desc in enumerate((*descs.values(), *outputs)):
-                found.pos([n], _TYPE_WORDS.get(desc.dtype.name, desc.dtype.name))
-            found.tactics(list(self._variants(descs, attributes)))
-            return [found]
-
-        return self._signed(combinations, list[self._trtp.AutoTuneCombination], "outputs")
+        returns: Any = tuple(trtp.TensorDesc for _ in op.outputs)
+        return self._signed(described, tuple[returns])
 
     def implement(self) -> Callable[..., Any]:
         """Return what gives the kernel, its launch and its numbers."""
         trtp = self._trtp
 
         def implementation(*arguments: Any) -> Any:
-            *arguments_, tactic = arguments
-            descs, attributes, _ = self._split(arguments_)
-            variants = self._variants(descs, attributes)
+            descs, attributes = self._split(arguments)
             shapes = {name: desc.shape_expr for name, desc in descs.items()}
-            launch = self._op.launch(_layer(descs, attributes, self._kernels.sm), shapes)
-            # 0: TensorRT asks for the default where it did not time any.
-            made = variants[tactic] if tactic in variants else variants[max(variants)]
+            layer = _layer(descs, attributes, self._kernels.sm)
+            made = self._kernels.fitting(self._op.kernel(layer), min_rows=self._op.min_rows(layer))
+            launch = self._op.launch(layer, made.kernel, shapes)
             grid = trtp.KernelLaunchParams()
             grid.grid_x, grid.grid_y, grid.grid_z = launch.grid
             grid.block_x = 32 * made.num_warps
@@ -136,28 +142,19 @@ class _Plugin:
             numbers = trtp.SymIntExprs(len(launch.numbers))
             for n, value in enumerate(launch.numbers.values()):
                 numbers[n] = trtp.SymInt32(value)
-            order = self._op.order(made.kernel, launch.numbers)
-            ptx = reorder(made.ptx, list(made.kernel.signature), order)
-            return made.symbol, at_most_version(ptx, _PTX_VERSION), grid, numbers
+            ptx = reorder(made.ptx, list(made.kernel.signature), self._op.order(made.kernel, launch.numbers))
+            ptx, symbol = named_by_content(at_most_version(ptx, _PTX_VERSION), made.symbol)
+            return symbol, ptx, grid, numbers
 
-        returns = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
-        return self._signed(implementation, returns, "outputs", "tactic")
+        returns: Any = (str, str, trtp.KernelLaunchParams, trtp.SymIntExprs)
+        return self._signed(implementation, tuple[returns], "outputs", "tactic")
 
-    def _variants(self, descs: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[int, CompiledKernel]:
-        """Return the kernels that a node may launch, by tactic; no symbol can be computed with where it is asked."""
-        return self._kernels.variants(self._op.kernel(_layer(descs, attributes, self._kernels.sm)))
-
-    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any], Sequence[Any]]:
-        """Return inputs and attributes by name, and the outputs, of a call with all of them in order."""
-        op = self._op
-        count = len(op.inputs)
-        descs = dict(zip(op.inputs, arguments[:count], strict=True))
-        values = arguments[count : count + len(op.attributes)]
-        attributes = {
-            name: kind(value) for (name, kind), value in zip(op.attributes.items(), values, strict=True)
-        }
-        (outputs,) = arguments[count + len(op.attributes) :]
-        return descs, attributes, outputs
+    def _split(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return inputs and attributes by name, of a call with inputs, attributes and more, in order."""
+        op, count = self._op, len(self._op.inputs)
+        descs = dict(zip(op.inputs, arguments, strict=False))
+        named = zip(op.attributes.items(), arguments[count:], strict=False)
+        return descs, {name: kind(value) for (name, kind), value in named}
 
     def _signed(self, function: Callable[..., Any], returns: Any, *more: str) -> Callable[..., Any]:
         """Give a function the parameters that TensorRT reads: tensors, attributes, and what else it passes."""
@@ -174,15 +171,12 @@ class _Plugin:
         return function
 
 
-_PTX_VERSION = (
-    8,
-    8,
-)  # CUDA 12.9's, the first with sm103 and sm121: every driver that TensorRT 11 runs on reads it
+_MIN_TILE = 16  # what a product takes
+_PTX_VERSION = (8, 8)  # CUDA 12.9's, the first with sm103: a driver need not be as new as our compiler
 _MORE: dict[str, Callable[[Any, PluginOp], Any]] = {
     "outputs": lambda trtp, op: tuple[tuple(trtp.TensorDesc for _ in op.outputs)],  # type: ignore[misc]
     "tactic": lambda trtp, op: int,
 }
-_TYPE_WORDS = {"FLOAT": "FP32", "HALF": "FP16"}
 _DTYPES: dict[str, spec.Dtype] = {"HALF": "fp16", "BF16": "bf16"}
 _POOL_TYPES: dict[str, spec.Kv] = {"FP8": "fp8", "INT8": "int8"}
 

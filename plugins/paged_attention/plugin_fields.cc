@@ -51,6 +51,14 @@ class Lines {
   int number_ = 0;
 };
 
+// The dimension that a formula's word stands for; null where it is none.
+int64_t StepDims::* Dimension(const std::string& word) {
+  if (word == "T") return &StepDims::tokens;
+  if (word == "B") return &StepDims::batch;
+  if (word == "MB") return &StepDims::table;
+  return word == "NB" ? &StepDims::blocks : nullptr;
+}
+
 std::pair<std::string, std::string> FirstWord(const std::string& line) {
   const size_t space = line.find(' ');
   if (space == std::string::npos) return {line, ""};
@@ -129,21 +137,21 @@ Formula::Formula(const std::string& text) {
         !word.empty() && word.size() <= 18 &&
         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
     depth += is_operator ? -1 : 1;
-    if (depth < 1 || !(is_operator || is_number || word == "T" || word == "B" || word == "MB")) {
+    if (depth < 1 || !(is_operator || is_number || Dimension(word) != nullptr)) {
       depth = 0;
       break;
     }
     words_.push_back(word);
   }
   if (depth != 1)
-    throw PluginError("the field kernels is damaged: '" + text + "' is no formula of T, B and MB");
+    throw PluginError("the field kernels is damaged: '" + text + "' is no formula of T, B, MB and NB");
 }
 
 int64_t Formula::At(const StepDims& dims) const {
   std::vector<int64_t> stack;
   for (const std::string& word : words_) {
-    if (word == "T" || word == "B" || word == "MB") {
-      stack.push_back(word == "T" ? dims.tokens : word == "B" ? dims.batch : dims.table);
+    if (const auto dimension = Dimension(word); dimension != nullptr) {
+      stack.push_back(dims.*dimension);
     } else if (word[0] >= '0' && word[0] <= '9') {
       stack.push_back(std::stoll(word));
     } else {

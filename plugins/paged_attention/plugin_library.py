@@ -7,7 +7,7 @@
     pointer NAME | number FORMULA                             a line each argument, in the kernel's order
     image
 
-Lines end in a newline; an image is IMAGE_BYTES bytes. A formula is of T, B and MB, in reverse Polish notation.
+Lines end in a newline; an image is IMAGE_BYTES bytes. A formula is of T, B, MB and NB, in reverse Polish notation.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def kernels_field(
             if name not in op.like:
                 size = math.prod(tensors[name][1:], start=tensors[name][0]) * 4
                 lines.append(f"workspace {name} {size.text}\n".encode())
-        kernels.append((op.name, op.kernel(layer), op.launch(layer, shapes)))
+        kernel = op.kernel(layer)
+        kernels.append((op.name, kernel, op.launch(layer, kernel, shapes)))
     for (name, kernel, launch), made in zip(
         kernels, compile_kernels([k for _, k, _ in kernels], [sm]), strict=True
     ):
@@ -88,10 +89,10 @@ def _text(number: Any) -> str:
 
 
 def _tensors(attributes: Mapping[str, Attribute], block_size: int) -> dict[str, tuple[Any, ...]]:
-    """Return the shapes of the op's inputs; a pool's blocks are no dimension of a launch."""
+    """Return the shapes of the op's inputs."""
     heads, kv_heads, dim = (int(attributes[name]) for name in SHAPE)
     tokens, batch, table = Formula("T"), Formula("B"), Formula("MB")
-    pool = (None, kv_heads, block_size, dim)
+    pool = (Formula("NB"), kv_heads, block_size, dim)
     return {
         "q": (tokens, heads * dim),
         "k": (tokens, kv_heads * dim),

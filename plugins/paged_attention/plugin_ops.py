@@ -75,7 +75,7 @@ class PluginOp:
     like : outputs -> the input whose type they have; others are float32
     shapes : (attributes, inputs' shapes) -> the shape of each output that is no input
     kernel : of a layer, all that the layer knows compiled in
-    launch : what a layer launches it with for inputs of these shapes
+    launch : what a layer launches a kernel with, which may have another tile, for inputs of these shapes
     """
 
     name: str
@@ -83,9 +83,14 @@ class PluginOp:
     outputs: tuple[str, ...]
     attributes: Mapping[str, type]
     kernel: Callable[[Layer], Kernel]
-    launch: Callable[[Layer, Shapes], Launch]
+    launch: Callable[[Layer, Kernel, Shapes], Launch]
     like: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shapes: Callable[[Mapping[str, Attribute], Shapes], Mapping[str, tuple[Dim, ...]]] = lambda *_: {}
+
+    def min_rows(self, layer: Layer) -> int:
+        """Return the rows that a tile must have: decode's are all of a sequence, prefill's those of one token."""
+        group = layer.attention.group
+        return spec.power_of_two(group * int(layer.attributes["query_rows"]) if self is DECODE else group)
 
     def order(self, kernel: Kernel, numbers: Mapping[str, Dim]) -> list[str | None]:
         """Return the kernel's arguments as TensorRT passes them: inputs, numbers, outputs; None = not the kernel's.
@@ -107,7 +112,7 @@ _SCORES: dict[str, type] = {"scale": float, "softcap": float, "window": int}
 
 
 def _constants(layer: Layer, kernel: Kernel, **values: Constant) -> Kernel:
-    """Return a kernel with all that the layer knows compiled in."""
+    """Return a guarded kernel with all that the layer knows compiled in."""
     attention = layer.attention
     known: dict[str, Constant] = {
         **values,
@@ -122,7 +127,7 @@ def _constants(layer: Layer, kernel: Kernel, **values: Constant) -> Kernel:
         if name in layer.attributes:
             known[name] = int(layer.attributes[name])
     fitting = {name: value for name, value in known.items() if name in kernel.signature}
-    return spec.with_constants(kernel, "plugin", **fitting)
+    return spec.with_constants(spec.guarded(kernel), "plugin", **fitting)
 
 
 def _write_of(layer: Layer) -> kv_write.KvWrite:
@@ -134,9 +139,18 @@ def _write_kernel(layer: Layer) -> Kernel:
     return _constants(layer, kv_write.kernel(_write_of(layer)))
 
 
-def _write(layer: Layer, shapes: Shapes) -> Launch:
-    numbers = {"num_sequences": shapes["kv_lens"][0], "table_stride": shapes["block_table"][1]}
+def _write(layer: Layer, kernel: Kernel, shapes: Shapes) -> Launch:
+    numbers = {
+        "num_sequences": shapes["kv_lens"][0],
+        "table_stride": shapes["block_table"][1],
+        "num_blocks": shapes["k_pool"][0],
+    }
     return Launch(kv_write.grid(_write_of(layer), shapes["k"][0]), numbers)
+
+
+def _bounds(shapes: Shapes) -> Mapping[str, Dim]:
+    """Return what a guarded kernel is held within."""
+    return {"num_tokens": shapes["q"][0], "num_blocks": shapes["k_pool"][0]}
 
 
 def _splits(attributes: Mapping[str, Attribute], shapes: Shapes) -> Dim:
@@ -154,11 +168,11 @@ def _decode_kernel(layer: Layer) -> Kernel:
     return _constants(layer, kernel, reach=layer.reach)
 
 
-def _decode(layer: Layer, shapes: Shapes) -> Launch:
+def _decode(layer: Layer, kernel: Kernel, shapes: Shapes) -> Launch:
     splits = _splits(layer.attributes, shapes)
     return Launch(
         spec.decode_grid(layer.attention, shapes["kv_lens"][0], splits),
-        {"num_splits": splits, "table_stride": shapes["block_table"][1]},
+        {"num_splits": splits, "table_stride": shapes["block_table"][1], **_bounds(shapes)},
     )
 
 
@@ -172,10 +186,11 @@ def _combine_kernel(layer: Layer) -> Kernel:
     return _constants(layer, spec.combine_kernel(layer.attention), reach=layer.reach)
 
 
-def _combine(layer: Layer, shapes: Shapes) -> Launch:
+def _combine(layer: Layer, kernel: Kernel, shapes: Shapes) -> Launch:
     rows = int(layer.attributes["query_rows"])
     return Launch(
-        spec.combine_grid(layer.attention, shapes["kv_lens"][0], rows), {"num_splits": shapes["partials"][3]}
+        spec.combine_grid(layer.attention, shapes["kv_lens"][0], rows),
+        {"num_splits": shapes["partials"][3], "num_tokens": shapes["out"][0]},
     )
 
 
@@ -183,11 +198,11 @@ def _prefill_kernel(layer: Layer) -> Kernel:
     return _constants(layer, spec.prefill_kernel(layer.attention), reach=layer.reach)
 
 
-def _prefill(layer: Layer, shapes: Shapes) -> Launch:
+def _prefill(layer: Layer, kernel: Kernel, shapes: Shapes) -> Launch:
     batch = shapes["kv_lens"][0]
     return Launch(
-        spec.prefill_grid(layer.attention, shapes["q"][0], batch),
-        {"table_stride": shapes["block_table"][1], "num_sequences": batch},
+        spec.prefill_grid(layer.attention, shapes["q"][0], batch, kernel),
+        {"table_stride": shapes["block_table"][1], "num_sequences": batch, **_bounds(shapes)},
     )
 
 

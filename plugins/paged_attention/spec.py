@@ -148,7 +148,9 @@ def combine_kernel(attention: Attention) -> Kernel:
     signature |= {"v_scale": "*fp32"} if quantized else {}
     signature |= {"out": f"*{attention.dtype}:16"}
     signature |= dict.fromkeys(("reach", "query_rows", "split_len", "num_splits"), "i32")
-    constants: dict[str, Constant] = {} if quantized else {"v_scale": None}
+    constants: dict[str, Constant] = (
+        {"num_tokens": None} if quantized else {"num_tokens": None, "v_scale": None}
+    )
     constants |= {"N": _COMBINE_SPLITS, "D": attention.head_dim, "DP": attention.padded_dim}
     return Kernel(
         op="paged_attention",
@@ -170,7 +172,7 @@ def _kernel(
     pool = {"same": f"*{dtype}:16", "fp8": "*u8:16", "int8": "*i8:16"}[kv]
     signature = {"q": f"*{dtype}:16", "k_pool": pool, "v_pool": pool}
     signature |= dict.fromkeys(("cu_query_lens", "kv_lens", "block_table"), "*i32:16")
-    constants: dict[str, Constant] = {}
+    constants: dict[str, Constant] = {"num_tokens": None, "num_blocks": None}
     if kv == "same":
         constants |= {"k_scale": None, "v_scale": None}
     else:
@@ -237,10 +239,26 @@ def combine_grid(attention: Attention, batch_size: int, query_rows: int) -> Grid
     return (attention.num_heads, query_rows, batch_size)
 
 
-def prefill_grid(attention: Attention, num_tokens: int, batch_size: int) -> Grid:
-    """Return prefill's grid; it knows T and B, not the lengths."""
-    rows = prefill_tile(attention).m // attention.group
+def prefill_grid(
+    attention: Attention, num_tokens: int, batch_size: int, kernel: Kernel | None = None
+) -> Grid:
+    """Return the grid of prefill's kernel, prefill_kernel's by default; it knows T and B, not the lengths."""
+    rows = int((kernel or prefill_kernel(attention)).constants["M"] or 0) // attention.group
     return (attention.kv_num_heads, num_tokens // rows + batch_size, 1)
+
+
+def guarded(kernel: Kernel) -> Kernel:
+    """Return a kernel that also takes num_tokens and num_blocks, the last of its arguments that have None for them.
+
+    It reads and writes nothing beyond its tensors whatever lengths and tables hold: TensorRT runs a plugin's kernel
+    on numbers of its own when it builds a plan.
+    """
+    names = [name for name in ("num_tokens", "num_blocks") if name in kernel.constants]
+    return dataclasses.replace(
+        kernel,
+        signature={**kernel.signature, **dict.fromkeys(names, "i32")},
+        constants={name: value for name, value in kernel.constants.items() if name not in names},
+    )
 
 
 def with_constants(kernel: Kernel, suffix: str, **values: Constant) -> Kernel:

@@ -58,18 +58,16 @@ def build(trt: Any, creators: dict[str, Any], name: str, job: dict[str, Any]) ->
         "shapes": [[one.at(job["free"]) for one in dims] for dims in out_dims],
         "aliases": [plugin.get_aliased_input(n) for n in range(len(out_kinds))],
         "supported": [[one.type.name, one.format.name] for one in supported],
-        "tactics": {},
     }
-    for tactic in plugin.get_valid_tactics():
-        plugin.set_tactic(tactic)
-        found["tactics"][tactic] = launch(plugin, symbols, in_out, len(kinds), builder, job)
-    return found
+    assert plugin.get_valid_tactics() == []  # nothing to choose: TensorRT then gives the default
+    plugin.set_tactic(0)
+    return found | launch(plugin, symbols, in_out, len(kinds), builder, job)
 
 
 def launch(
     plugin: Any, symbols: Any, in_out: Any, count: int, builder: Any, job: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a tactic launches, evaluated at the job's free dimensions."""
+    """Return what is launched, evaluated at the job's free dimensions."""
     from types import SimpleNamespace
 
     params, setter = SimpleNamespace(), double.SymExprSetter()

@@ -94,8 +94,9 @@ void TestFields(const FieldSet& set) {
 }
 
 void TestFormulas() {
-  assert(Formula("T 16 / B +").At({37, 5, 40}) == 7);
-  assert(Formula("MB 32 * 511 + 512 /").At({1, 1, 40}) == 3);
+  assert(Formula("T 16 / B +").At({37, 5, 40, 100}) == 7);
+  assert(Formula("MB 32 * 511 + 512 /").At({1, 1, 40, 1}) == 3);
+  assert(Formula("NB").At({1, 1, 40, 100}) == 100);
   for (const char* bad : {"", "T B", "+", "T +", "T X +", "1e3"}) {
     bool is_refused = false;
     try {
@@ -284,7 +285,7 @@ void TestLaunches(PagedAttentionPlugin& plugin, const FieldSet& set) {
                                   ? (argument.pointer == "k_scale" || argument.pointer == "v_scale"
                                          ? 0
                                          : pointers.at(argument.pointer))
-                                  : static_cast<uint64_t>(argument.number[0].At({37, 5, 40}));
+                                  : static_cast<uint64_t>(argument.number[0].At({37, 5, 40, 100}));
       assert(one.values[a] == wanted);
     }
     assert(one.values[kernel.arguments.size()] == 0 &&
@@ -335,6 +336,14 @@ int main(int argc, char** argv) {
     TestSerialized(*plugin, set);
     std::unique_ptr<nvinfer1::IPluginV3> copy(plugin->clone());
     assert(copy != nullptr && g_loaded > 0);
+    // Contexts share what is loaded, and have it before their first run.
+    const int loaded = g_loaded;
+    std::unique_ptr<nvinfer1::IPluginV3> attached(plugin->attachToContext(nullptr));
+    assert(attached != nullptr && g_loaded == loaded);
+    std::unique_ptr<nvinfer1::IPluginV3> other(Create(set.List()));
+    std::unique_ptr<nvinfer1::IPluginV3> first(
+        dynamic_cast<PagedAttentionPlugin*>(other.get())->attachToContext(nullptr));
+    assert(first != nullptr && g_loaded == 2 * loaded);
   }
   assert(g_loaded == 0);  // unloaded with the last plugin
   std::puts("ok");

@@ -32,10 +32,8 @@ DIMS: dict[str, list[Any]] = {
 FREE = {"T": 37, "B": 5, "B1": 6, "MB": 40, "NB": 100, "S": 3}
 
 
-def drive(
-    half: str, pool: str, sm: int, ops: Any = plugin_ops.OPS, stages: Any = (1, 3), **changes: Any
-) -> dict[str, Any]:
-    """Build all plugins for these types in a process of its own."""
+def drive(half: str, pool: str, sm: int, ops: Any = plugin_ops.OPS, **changes: Any) -> dict[str, Any]:
+    """Build plugins for these types in a process of its own."""
     types = dict.fromkeys(DIMS, half) | {
         "k_pool": pool,
         "v_pool": pool,
@@ -53,7 +51,7 @@ def drive(
         }
         for op in ops
     }
-    job = json.dumps({"sm": sm, "plugins": plugins, "options": {"stages": stages}})
+    job = json.dumps({"sm": sm, "plugins": plugins})
     driver = Path(__file__).with_name("plugin_driver.py")
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -91,20 +89,23 @@ def test_types_are_the_networks_and_rows_are_plain(half: dict[str, Any]) -> None
 
 
 def test_launches(half: dict[str, Any]) -> None:
-    attention = spec.Attention("fp16", "same", HEADS, KV_HEADS, DIM, sm=90)
-    rows = spec.prefill_tile(attention).m // attention.group
+    prefill = spec.prefill_kernel(spec.Attention("fp16", "same", HEADS, KV_HEADS, DIM, sm=90))
     wanted = {
-        "KvWrite": ([37, 1, 1], [5, 40]),
-        "PagedAttentionDecode": ([2, 5, 3], [3, 40]),
-        "PagedAttentionCombine": ([8, 4, 5], [3]),
-        "PagedAttentionPrefill": ([2, 37 // rows + 5, 1], [40, 5]),
+        "KvWrite": ([37, 1, 1], [5, 40, 100]),
+        "PagedAttentionDecode": ([2, 5, 3], [3, 40, 37, 100]),
+        "PagedAttentionCombine": ([8, 4, 5], [3, 37]),
     }
-    for name, (grid, numbers) in wanted.items():
-        for made in half[name]["tactics"].values():
-            assert (made["grid"], made["numbers"]) == (grid, numbers)
-            threads = re.search(r"\.reqntid (\d+)", made["ptx"])
-            assert threads is not None and made["block"] == [int(threads[1]), 1, 1]
-            assert 0 <= made["shared_bytes"] <= plugin_ops.LAUNCH_SHARED_BYTES
+    for name, made in half.items():
+        threads = re.search(r"\.reqntid (\d+)", made["ptx"])
+        assert threads is not None and made["block"] == [int(threads[1]), 1, 1]
+        assert 0 <= made["shared_bytes"] <= plugin_ops.LAUNCH_SHARED_BYTES
+        if name in wanted:
+            assert (made["grid"], made["numbers"]) == wanted[name]
+    made = half["PagedAttentionPrefill"]
+    # 4 heads a group; the tile has fewer rows than the kernel's own where that would not fit.
+    grids = [[2, 37 // (rows // 4) + 5, 1] for rows in (128, 64, 32, 16)]
+    assert prefill.constants["M"] == 128 and made["grid"] in grids
+    assert made["numbers"] == [40, 5, 37, 100]
 
 
 def parameters(ptx: str) -> list[str]:
@@ -115,49 +116,74 @@ def parameters(ptx: str) -> list[str]:
 
 def test_parameters_are_inputs_numbers_outputs(half: dict[str, Any]) -> None:
     for op in plugin_ops.OPS:
-        for made in half[op.name]["tactics"].values():
-            names = parameters(made["ptx"])
-            assert len(names) == len(op.inputs) + len(made["numbers"]) + len(op.outputs)
-            # What is written in place is taken as an output; scales of pools of floats not at all.
-            unused = {"k_scale", "v_scale"} if op.name != "PagedAttentionCombine" else set()
-            for name, parameter in zip(op.inputs, names, strict=False):
-                assert ("unused" in parameter) == (name in op.outputs or name in unused)
-            assert not any("unused" in parameter for parameter in names[len(op.inputs) :])
-            body = made["ptx"][made["ptx"].index(".reqntid") :]
-            read = set(re.findall(r"\[(\w+_param_\d+)\]", body))
-            assert read <= set(names), "the code reads a parameter that TensorRT does not pass"
+        made = half[op.name]
+        names = parameters(made["ptx"])
+        assert len(names) == len(op.inputs) + len(made["numbers"]) + len(op.outputs)
+        # What is written in place is taken as an output; scales of pools of floats not at all.
+        unused = {"k_scale", "v_scale"} if op.name != "PagedAttentionCombine" else set()
+        for name, parameter in zip(op.inputs, names, strict=False):
+            assert ("unused" in parameter) == (name in op.outputs or name in unused)
+        assert not any("unused" in parameter for parameter in names[len(op.inputs) :])
+        body = made["ptx"][made["ptx"].index(".reqntid") :]
+        read = set(re.findall(r"\[(\w+_param_\d+)\]", body))
+        assert read <= set(names), "the code reads a parameter that TensorRT does not pass"
+        assert all(name.startswith(made["symbol"]) for name in names)
 
 
-def test_the_assembler_takes_them(half: dict[str, Any], tmp_path: Path) -> None:
+def assemble(made: dict[str, Any], arch: str, folder: Path) -> None:
+    """Have the assembler take a kernel's PTX."""
     import triton
 
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    for name, one in half.items():
-        for tactic, made in one["tactics"].items():
-            path = tmp_path / f"{name}.{tactic}.ptx"
-            path.write_text(made["ptx"])
-            subprocess.run([ptxas, "-arch=sm_90a", path, "-o", path.with_suffix(".cubin")], check=True)
+    path = folder / f"{made['symbol']}.ptx"
+    path.write_text(made["ptx"])
+    subprocess.run([ptxas, f"-arch={arch}", path, "-o", path.with_suffix(".cubin")], check=True)
+
+
+def test_the_assembler_takes_them(half: dict[str, Any], tmp_path: Path) -> None:
+    for made in half.values():
+        assemble(made, "sm_90a", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("half_type", "pool", "sm"),
-    [("BF16", "FP8", 100), pytest.param("HALF", "INT8", 80, marks=pytest.mark.slow)],
+    [
+        ("BF16", "FP8", 100),
+        pytest.param("HALF", "INT8", 80, marks=pytest.mark.slow),
+        pytest.param("HALF", "FP8", 103, marks=pytest.mark.slow),
+        pytest.param("HALF", "HALF", 120, marks=pytest.mark.slow),
+    ],
 )
-def test_quantized_pools_and_other_gpus(half_type: str, pool: str, sm: int) -> None:
-    ops = (plugin_ops.KV_WRITE, plugin_ops.DECODE)
-    made = drive(half_type, pool, sm, ops, (1,), softcap=30.0, window=100)
+def test_quantized_pools_and_other_gpus(half_type: str, pool: str, sm: int, tmp_path: Path) -> None:
+    ops = (plugin_ops.KV_WRITE, plugin_ops.PREFILL)
+    made = drive(half_type, pool, sm, ops, softcap=30.0, window=100)
     assert made["KvWrite"]["types"] == [pool, pool]
     for op in ops:
-        assert made[op.name]["tactics"]
-        for one in made[op.name]["tactics"].values():
-            names = parameters(one["ptx"])
-            by_input = dict(zip(op.inputs, names, strict=False))
-            assert not any("unused" in by_input[name] for name in ("k_scale", "v_scale") if name in by_input)
-            assert f".target sm_{sm}" in one["ptx"]
+        one = made[op.name]
+        by_input = dict(zip(op.inputs, parameters(one["ptx"]), strict=False))
+        for name in ("k_scale", "v_scale"):
+            assert ("unused" in by_input[name]) == (pool == half_type)
+        arch = f"sm_{sm}a" if sm >= 90 else f"sm_{sm}"
+        assert f".target {arch}\n" in one["ptx"]
+        # A version that a driver of CUDA 12.9 reads: its instructions are no newer than that.
+        version = re.search(r"^\.version (\d+)\.(\d+)$", one["ptx"], re.MULTILINE)
+        assert version is not None and (int(version[1]), int(version[2])) <= (8, 8)
+        assemble(one, arch, tmp_path)
 
 
-def test_no_variant_takes_more_shared_memory_than_a_launch_gives(half: dict[str, Any]) -> None:
-    stages = {name: sorted(map(int, one["tactics"])) for name, one in half.items()}
-    # Deeper pipelines of these do not fit in 48 KB.
-    assert 1 in stages["PagedAttentionDecode"] and 3 not in stages["PagedAttentionDecode"]
-    assert stages["PagedAttentionPrefill"][0] == 1
+def test_what_a_layer_knows_is_in_its_kernels_name(half: dict[str, Any]) -> None:
+    symbols = [one["symbol"] for one in half.values()]
+    windowed = drive("HALF", "HALF", 90, (plugin_ops.COMBINE,), window=100)
+    assert len({*symbols, windowed["PagedAttentionCombine"]["symbol"]}) == len(symbols) + 1
+
+
+def test_tiles_that_take_less_shared_memory() -> None:
+    from plansmith.plugins.paged_attention.plugin import smaller_tiles
+
+    kernel = spec.prefill_kernel(spec.Attention("fp16", "same", 8, 1, 128, sm=90))
+    groups = list(smaller_tiles(kernel, min_rows=32))
+    sizes = [(one.constants["M"], one.constants["N"], one.num_warps) for one, *_ in groups]
+    assert sizes == [(128, 128, 8), (128, 64, 8), (64, 64, 4), (64, 32, 4), (32, 32, 4), (32, 16, 4)]
+    assert [[one.num_stages for one in group] for group in groups] == [*[[2]] * 5, [2, 1]]
+    combine = spec.combine_kernel(spec.Attention("fp16", "same", 8, 1, 128))
+    assert list(smaller_tiles(combine, min_rows=8)) == [[combine]]

@@ -34,7 +34,7 @@ class Problem:
         self.attributes: dict[str, Any] = {
             **SHAPE, "scale": DIM**-0.5, "softcap": softcap, "window": window, "query_rows": 2, "split_len": 128,
         }  # fmt: skip
-        self.kv = kv
+        self.kv, self.blank = kv, torch.nan
         tokens = sum(rows)
         q, k, v = (
             rng.standard_normal((tokens, heads * DIM)).astype(np.float16)
@@ -76,14 +76,15 @@ class Problem:
         return torch.from_numpy(numbers.astype(np.int8 if self.kv == "int8" else np.float16))
 
     def run(self, op: PluginOp) -> None:
-        """Launch a node's kernel; what it gives is NaN before."""
+        """Launch a node's kernel; what it gives is blank before."""
         attributes = {name: kind(self.attributes[name]) for name, kind in op.attributes.items()}
         layer = Layer("fp16", self.kv, BLOCK, attributes, 80)  # type: ignore[arg-type]
         shapes = {name: tuple(self.tensors[name].shape) for name in op.inputs}
         for name, shape in op.shapes(attributes, shapes).items():
             dtype = self.tensors[op.like[name]].dtype if name in op.like else torch.float32
-            self.tensors[name] = torch.full(shape, torch.nan, dtype=dtype)
-        kernel, made = op.kernel(layer), op.launch(layer, shapes)
+            self.tensors[name] = torch.full(shape, self.blank, dtype=dtype)
+        kernel = op.kernel(layer)
+        made = op.launch(layer, kernel, shapes)
         order = [name for name in op.order(kernel, made.numbers) if name is not None]
         assert sorted(order) == sorted(kernel.signature), "TensorRT would pass something else"
         pointers = {name: self.tensors[name] for name in order if name not in made.numbers}
@@ -123,6 +124,30 @@ def test_each_node_leaves_the_others_rows_alone() -> None:
         problem.run(op)
         done = ~torch.isnan(problem.tensors["out"]).any(dim=1).numpy()
         np.testing.assert_array_equal(done, written)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_no_step_reads_and_writes_nothing_beyond_the_tensors(seed: int) -> None:
+    """TensorRT runs a node on numbers of its own when it builds a plan."""
+    rng = np.random.default_rng(seed)
+    problem = Problem("same", 0, 0.0)
+    problem.blank = 7.0
+    bounds = [(-(2**31), 2**31), (-3, 40), (0, 2), (-400, 400)][seed]
+    for name in ("cu_query_lens", "kv_lens", "block_table"):
+        shape = tuple(problem.tensors[name].shape)
+        problem.tensors[name] = torch.from_numpy(rng.integers(*bounds, shape).astype(np.int32))
+    # Each tensor between two stretches of numbers: NaN that is read shows, and so does one that is written.
+    edge, whole = 1 << 16, {}
+    for name in ("k_pool", "v_pool", "q"):
+        inner = problem.tensors[name]
+        whole[name] = torch.full((edge + inner.numel() + edge,), torch.nan, dtype=inner.dtype)
+        whole[name][edge:-edge] = 0.25
+        problem.tensors[name] = whole[name][edge:-edge].view(inner.shape)
+    for op in (plugin_ops.KV_WRITE, plugin_ops.DECODE, plugin_ops.COMBINE, plugin_ops.PREFILL):
+        problem.run(op)
+    for name, numbers in whole.items():
+        assert torch.isnan(numbers[:edge]).all() and torch.isnan(numbers[-edge:]).all(), name
+    assert not torch.isnan(problem.tensors["out"]).any()
 
 
 def test_names_are_the_graphs() -> None:
