@@ -93,7 +93,10 @@ class Opening:
             draft = None
             if self.draft is not None:
                 manifest = _draft_manifest(self.manifest, self.draft, self.target)
-                draft = open_tensorrt(manifest, self.target, gpu)
+                # A draft has to be fast: its weights are not streamed.
+                draft = open_tensorrt(
+                    manifest, self.target, dataclasses.replace(gpu, gpu_weights_percent=None)
+                )
                 opened.append(draft)
             budget = target.kv_budget(options.kv_cache_free_gpu_mem_fraction, options.kv_cache_bytes, draft)
             options = dataclasses.replace(options, kv_cache_bytes=budget)

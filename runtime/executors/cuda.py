@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import dataclasses
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ ByteArray = npt.NDArray[np.uint8]
 OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 # After these the context is lost: every later call of this process fails with the same error.
-STICKY = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719, 721})
+STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 
 _STREAM_NON_BLOCKING = 1
 _EVENT_DISABLE_TIMING = 2
@@ -112,10 +111,12 @@ class Driver:
 
         raises OutOfMemoryError, StickyCudaError or CudaError with the driver's name and text of the error
         """
-        status, *results = getattr(self._api, name)(*arguments)
-        if int(status) != 0:
-            raise self._error(name, status)
-        return results[0] if len(results) == 1 else tuple(results) if results else None
+        result = getattr(self._api, name)(*arguments)
+        if int(result[0]) != 0:
+            raise self._error(name, result[0])
+        if len(result) == 1:
+            return None
+        return result[1] if len(result) == 2 else result[1:]
 
     def _error(self, name: str, status: Any) -> CudaError | OutOfMemoryError:
         code = int(status)
@@ -196,6 +197,21 @@ class Driver:
         return getattr(self._api.CUstreamCaptureMode, _CAPTURE_THREAD_LOCAL)
 
 
+class _Current(contextlib.AbstractContextManager[None]):
+    """Context.current. Holds no state, so that blocks of several threads, and one in another, can share it."""
+
+    def __init__(self, driver: Driver, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._driver.call("cuCtxPushCurrent", self._context)
+
+    def __exit__(self, *_error: object) -> None:
+        with contextlib.suppress(CudaError):  # of a lost context; the error of the block matters
+            self._driver.call("cuCtxPopCurrent")
+
+
 class Context:
     """A device's primary context and what is made in it. All methods but `current` and `close` need it current.
 
@@ -206,17 +222,11 @@ class Context:
         self.driver = driver
         self.device = device
         self._handle = handle
-        self._context = context
+        self._current = _Current(driver, context)
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Make the context this thread's for the block, and give the thread back what it had."""
-        self.driver.call("cuCtxPushCurrent", self._context)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(CudaError):  # of a lost context; the error of the block matters
-                self.driver.call("cuCtxPopCurrent")
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        """Make the context this thread's for the block, and give the thread back what it had. Any thread."""
+        return self._current
 
     def close(self) -> None:
         """Give the context back. Never fails."""
@@ -336,10 +346,13 @@ class Context:
         grid: tuple[int, int, int],
         num_threads: int,
         shared_bytes: int,
-        arguments: tuple[tuple[Any, ...], tuple[Any, ...]],
+        arguments: int,
         stream: Any,
     ) -> None:
-        """Launch a kernel in the stream; arguments : (values, their ctypes)."""
+        """Launch a kernel in the stream.
+
+        arguments : address of an array with the address of each argument, all of them read before this returns
+        """
         self.driver.call(
             "cuLaunchKernel", function, *grid, num_threads, 1, 1, shared_bytes, stream, arguments, 0
         )

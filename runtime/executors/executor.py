@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from ..batch import Batch, BlockCopy, Float32Array, Int32Array, ModelInfo, RecordArray, StepSampling
+from ..batch import (
+    ROW_SAMPLE,
+    Batch,
+    BlockCopy,
+    Float32Array,
+    Int32Array,
+    ModelInfo,
+    RecordArray,
+    StepSampling,
+)
 from ..errors import CudaError, Error, InternalError, OutOfMemoryError, ShutdownError
 from ..manifest import Manifest
 from . import memory, packed, rectangular, runs
@@ -19,9 +30,9 @@ from .device_sampler import DeviceSampler
 from .graphs import DecodeGraphs
 from .plan import Plan
 from .pools import BlockShape, Pools
-from .runs import Run, Step
+from .runs import Bucket, Run, Step
 from .staging import Staging, aligned
-from .trt import TrtContext
+from .trt import Shape, TrtContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +55,7 @@ class Parts:
 
     stack : closes all of it but the context, in order, with the context current
     contexts : one a profile
+    new_context : makes another of a profile
     logits : device memory of logits_capacity rows and one more, for what nobody wants
     buckets : None = decode runs keep their own shapes
     graphs : None = this executor captures nothing
@@ -53,10 +65,11 @@ class Parts:
     stream: Any
     plan: Plan
     contexts: Sequence[TrtContext]
+    new_context: Callable[[int], TrtContext]
     logits: int
     logits_capacity: int
     buckets: Buckets | None
-    graphs: DecodeGraphs | None
+    graphs: DecodeGraphs[TrtContext] | None
     sampler: DeviceSampler | None
     stack: contextlib.ExitStack
 
@@ -72,9 +85,16 @@ class TensorRtExecutor:
         self._staging: Staging | None = None
         self._host_logits: PinnedMemory | None = None
         self._lost: Error | None = None  # the context is gone
-        # Of the launched step: which of its rows each row of the logits buffer is.
+        # Of the launched step: which of its rows each row of the logits buffer is, and whether they come first there,
+        # in order.
         self._row_idx: Int32Array = np.empty(0, np.int32)
         self._num_rows = 0
+        self._is_in_order = True
+        self._iota = np.arange(parts.logits_capacity, dtype=np.int32)
+        # What only a bucket's first run has to find out: its profile, and that a context is set to it.
+        self._profiles: dict[Bucket, int] = {}
+        self._set_to: dict[TrtContext, Bucket] = {}
+        self._use = threading.Lock()  # held while the context is used by others than the engine
         self._is_closed = False
         buckets = parts.buckets
         is_padded = buckets is not None and not parts.plan.is_packed
@@ -164,14 +184,15 @@ class TensorRtExecutor:
                     f"{parts.context.device.name}, {memory.size_text(free)} are free ({error}); lower kv_cache_bytes "
                     "or kv_cache_free_gpu_mem_fraction"
                 ) from error
-            self._bind_pools(self._pools)
+            for context in parts.contexts:
+                self._bind_pools(context)
 
-    def _bind_pools(self, pools: Pools) -> None:
-        for context in self._parts.contexts:
-            for one in self._parts.plan.pools:
-                address = pools.address(one.layer, one.is_v)
-                context.set_input(one.input, pools.tensor_shape, address)
-                context.set_address(one.output, address)
+    def _bind_pools(self, context: TrtContext) -> None:
+        pools = self._opened()[1]
+        for one in self._parts.plan.pools:
+            address = pools.address(one.layer, one.is_v)
+            context.set_input(one.input, pools.tensor_shape, address)
+            context.set_address(one.output, address)
 
     def open_host(self, num_blocks: int) -> None:
         """Allocate num_blocks host blocks, page-locked. Called once, after open."""
@@ -184,50 +205,85 @@ class TensorRtExecutor:
         raises ShapeError outside the plan's profiles, CudaError
         """
         with self._current():
-            step_runs, capacity = self._runs(batch, self._parts.buckets), self._parts.logits_capacity
-            if sum(_num_rows(run) for run in step_runs) > capacity:
-                # Padded, more rows would be computed than there is room for: one-token chunks in a full batch.
-                step_runs = self._runs(batch, None)
-            row_idx, used = [np.empty(0, np.int32)], 0
-            for run in step_runs:
+            capacity = self._parts.logits_capacity
+            given: list[Int32Array] = []
+            used = 0
+            for run in self._runs(batch):
                 count = _num_rows(run)
                 if used + count > capacity:
                     raise InternalError(f"a step has more than {capacity} rows of logits")
                 self._launch(run, used if count else capacity)
-                row_idx.append(run.logits_idx[:count])
+                given.append(run.logits_idx[:count])
                 used += count
-            self._row_idx, self._num_rows = np.concatenate(row_idx), batch.logits_rows.size
+            row_idx = given[0] if len(given) == 1 else np.concatenate(given)
+            self._row_idx, self._num_rows = row_idx, batch.logits_rows.size
+            first = row_idx[: self._num_rows]
+            self._is_in_order = bool((first == self._iota[: first.size]).all())
 
-    def _runs(self, step: Step, buckets: Buckets | None) -> list[Run]:
-        plan, pools = self._parts.plan, self._opened()[1]
-        if plan.is_packed:
-            return [packed.pack(step, self._shape.tokens_per_block, buckets)]
-        return list(
-            rectangular.split(
-                step, pools.num_blocks, self._shape.tokens_per_block, buckets, self.num_reserve_blocks
-            )
-        )
+    def _runs(self, step: Step) -> Iterable[Run]:
+        """Return a step's runs. A rectangular plan's are made one by one, while the device works on those before."""
+        parts, pools = self._parts, self._opened()[1]
+        block_size, buckets = self._shape.tokens_per_block, parts.buckets
+        if parts.plan.is_packed:
+            return [packed.pack(step, block_size, buckets)]
+        if buckets is not None and rectangular.num_rows(step, buckets) > parts.logits_capacity:
+            buckets = None  # too many of the rows are for nobody: chunks of one token in a full batch
+        return rectangular.split(step, pools.num_blocks, block_size, buckets, self.num_reserve_blocks)
 
     def _launch(self, run: Run, first_row: int) -> None:
         """Hand one run to the stream; its logits go to the buffer from first_row on."""
         parts, staging = self._parts, self._opened()[0]
         inputs = {name: run.inputs[name] for name in parts.plan.inputs}
-        shapes = {name: array.shape for name, array in inputs.items()}
         addresses = staging.send(inputs, parts.stream)
-        # A graph writes its logits where it was captured to: at the beginning, where decode runs always are.
-        graphs = parts.graphs if run.bucket is not None and first_row == 0 else None
-        if graphs is not None and run.bucket is not None and graphs.replay(run.bucket, parts.stream):
+        if run.bucket is not None and first_row == 0:  # decode runs always are at the beginning
+            self._launch_bucket(run.bucket, inputs, addresses)
             return
-        context = parts.contexts[parts.plan.profile_of(shapes)]
+        context = parts.contexts[parts.plan.profile_of(_shapes(inputs))]
+        self._set(context, inputs, addresses, first_row)
+        context.run(int(parts.stream))
+
+    def _launch_bucket(
+        self, bucket: Bucket, inputs: Mapping[str, Int32Array], addresses: Mapping[str, int]
+    ) -> None:
+        """Hand a padded run to the stream: all runs of a bucket have the same shapes and addresses."""
+        parts, graphs = self._parts, self._parts.graphs
+        if graphs is not None and graphs.replay(bucket, parts.stream):
+            return
+        profile = self._profiles.get(bucket)
+        if profile is None:
+            profile = self._profiles[bucket] = parts.plan.profile_of(_shapes(inputs))
+        context = parts.contexts[profile]
+        if graphs is not None:
+            context = graphs.context(bucket, functools.partial(self._new_context, profile)) or context
+        if self._set_to.get(context) != bucket:
+            self._set(context, inputs, addresses, 0)
+            self._set_to[context] = bucket
+        context.run(int(parts.stream))
+        if graphs is not None:
+            graphs.after_run(bucket, parts.stream)
+
+    def _set(
+        self,
+        context: TrtContext,
+        inputs: Mapping[str, Int32Array],
+        addresses: Mapping[str, int],
+        first_row: int,
+    ) -> None:
+        self._set_to.pop(context, None)
         for name, address in addresses.items():
-            context.set_input(name, shapes[name], address)
+            context.set_input(name, inputs[name].shape, address)
         row_bytes = 4 * self._manifest.model.vocab_size
-        context.set_address(runs.LOGITS, parts.logits + first_row * row_bytes)
-        stream = int(parts.stream)
-        context.run(stream)
-        if graphs is not None and run.bucket is not None:
-            can_capture = context.is_capturable(stream)
-            graphs.after_run(run.bucket, lambda: context.run(stream), can_capture, parts.stream)
+        context.set_address(runs.LOGITS, self._parts.logits + first_row * row_bytes)
+
+    def _new_context(self, profile: int) -> TrtContext:
+        """Return a further context of a profile, for one graph; DecodeGraphs closes it."""
+        made = self._parts.new_context(profile)
+        try:
+            self._bind_pools(made)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def collect(self, sampling: StepSampling | None) -> Float32Array | RecordArray:
         """Wait for the step that was launched; return its logits, or with `sampling` what was drawn from them.
@@ -235,11 +291,13 @@ class TensorRtExecutor:
         returns : (R, V) float32, or (R,) ROW_SAMPLE; valid until the next launch
         raises CudaError for what went wrong in the step
         """
-        parts, count = self._parts, self._row_idx.size
+        parts = self._parts
+        # What is in order is all there at the beginning; rows behind it are nobody's.
+        count = self._num_rows if self._is_in_order else self._row_idx.size
         with self._current():
-            if sampling is None:
+            if sampling is None or count == 0:
                 logits: Float32Array = self._ordered(self._logits(count))
-                return logits
+                return logits if sampling is None else np.empty(0, ROW_SAMPLE)
             if parts.sampler is None:
                 raise InternalError(
                     "rows are to be drawn on the device, and the engine has no kernels for it"
@@ -277,9 +335,9 @@ class TensorRtExecutor:
 
     def _ordered(self, rows: Any) -> Any:
         """Return rows of the runs in the step's order, without those that nobody wants."""
-        order = self._row_idx
-        if order.size == self._num_rows and np.array_equal(order, np.arange(order.size)):
+        if self._is_in_order:
             return rows
+        order = self._row_idx
         positions = np.empty(self._num_rows, np.intp)
         wanted = np.flatnonzero(order >= 0)
         positions[order[wanted]] = wanted
@@ -293,13 +351,14 @@ class TensorRtExecutor:
     def device_use(self) -> DeviceUse:
         """Return what the device has and what is used of it, by anybody. Any thread, until it is closed."""
         context = self._parts.context
-        if self._is_closed:
-            raise ShutdownError("the engine is closed, and with it what tells its device's memory")
-        try:
-            with context.current():
-                free, total = context.memory()
-        except CudaError as error:  # closed meanwhile, or lost
-            raise ShutdownError(f"the device does not tell its memory: {error}") from error
+        with self._use:  # close waits: the context must not go while another thread is in it
+            if self._is_closed:
+                raise ShutdownError("the engine is closed, and with it what tells its device's memory")
+            try:
+                with context.current():
+                    free, total = context.memory()
+            except CudaError as error:  # lost
+                raise ShutdownError(f"the device does not tell its memory: {error}") from error
         pinned = 0 if self._staging is None else self._staging.pinned_bytes
         pinned += 0 if self._pools is None else self._pools.host_bytes
         pinned += 0 if self._host_logits is None else self._host_logits.bytes.size
@@ -312,9 +371,10 @@ class TensorRtExecutor:
 
     def close(self) -> None:
         """Release everything, in order. Never fails; twice is fine."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._use:
+            if self._is_closed:
+                return
+            self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._parts.context.close)
             with contextlib.suppress(Error):  # of a lost context
@@ -323,22 +383,40 @@ class TensorRtExecutor:
                 self._parts.context.wait(self._parts.stream)  # before anything that its work uses goes
             self._parts.stack.close()
 
-    @contextlib.contextmanager
-    def _current(self) -> Any:
-        """Make the CUDA context this thread's; once it is lost, fail with the error that lost it."""
-        if self._lost is not None:
-            raise StickyCudaError(f"the GPU failed before and does nothing any more: {self._lost}")
-        try:
-            with self._parts.context.current():
-                yield
-        except StickyCudaError as error:
-            self._lost = error
-            raise
+    def _current(self) -> _Current:
+        return _Current(self)
 
     def _opened(self) -> tuple[Staging, Pools]:
         if self._staging is None or self._pools is None:
             raise InternalError("a step before open")
         return self._staging, self._pools
+
+
+class _Current(contextlib.AbstractContextManager[None]):
+    """Makes an executor's CUDA context this thread's; once it is lost, fails with the error that lost it."""
+
+    def __init__(self, executor: TensorRtExecutor) -> None:
+        self._executor = executor
+        self._context = executor._parts.context.current()
+
+    def __enter__(self) -> None:
+        lost = self._executor._lost
+        if lost is not None:
+            raise StickyCudaError(f"the GPU failed before and does nothing any more: {lost}")
+        try:
+            self._context.__enter__()
+        except StickyCudaError as error:
+            self._executor._lost = error
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._context.__exit__(kind, error, trace)
+        if isinstance(error, StickyCudaError):
+            self._executor._lost = error
+
+
+def _shapes(inputs: Mapping[str, Int32Array]) -> dict[str, Shape]:
+    return {name: array.shape for name, array in inputs.items()}
 
 
 def _num_rows(run: Run) -> int:

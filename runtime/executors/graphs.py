@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import CudaError, OutOfMemoryError
 from .cuda import Context, StickyCudaError
 from .runs import Bucket
 
+_log = logging.getLogger("plansmith.gpu")
 MAX_GRAPHS = 64
 # A bucket that was seen once may be a step of a burst that is over: its capture would take longer than it saves.
 _RUNS_BEFORE_CAPTURE = 2
 
 
-class DecodeGraphs:
-    """The graphs of one context. All methods need the CUDA context current.
+class Capturable(Protocol):
+    """An execution context, set up for a bucket."""
 
+    def run(self, stream: int) -> None: ...
+    def is_capturable(self, stream: int) -> bool: ...
+    def close(self) -> None: ...
+
+
+_C = TypeVar("_C", bound=Capturable)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Captured(Generic[_C]):
+    graph: Any
+    context: _C
+    num_bytes: int
+
+
+class DecodeGraphs(Generic[_C]):
+    """The graphs of an executor. All methods need the CUDA context current.
+
+    Each graph has an execution context of its own: what a context keeps about its shapes, its graph may read.
     max_graphs : the least recently used goes where there would be more
     max_bytes : device memory they may take together
     """
@@ -27,8 +49,9 @@ class DecodeGraphs:
         self._context = context
         self._max_graphs = max_graphs
         self._max_bytes = max_bytes
-        self._graphs: OrderedDict[Bucket, tuple[Any, int]] = OrderedDict()  # least recently used first
+        self._graphs: OrderedDict[Bucket, _Captured[_C]] = OrderedDict()  # least recently used first
         self._num_runs: dict[Bucket, int] = {}
+        self._made: tuple[_C, int] | None = None  # for the run to be captured, and what was free before
         self.failure: str | None = None  # why nothing is captured any more
 
     def __len__(self) -> int:
@@ -38,7 +61,7 @@ class DecodeGraphs:
     @property
     def num_bytes(self) -> int:
         """Device memory that they took when they were made."""
-        return sum(size for _, size in self._graphs.values())
+        return sum(one.num_bytes for one in self._graphs.values())
 
     def replay(self, bucket: Bucket, stream: Any) -> bool:
         """Launch the bucket's graph over the inputs now at their addresses; False where there is none."""
@@ -46,47 +69,76 @@ class DecodeGraphs:
         if found is None:
             return False
         self._graphs.move_to_end(bucket)
-        self._context.launch_graph(found[0], stream)
+        self._context.launch_graph(found.graph, stream)
         return True
 
-    def after_run(self, bucket: Bucket, run: Callable[[], None], can_capture: bool, stream: Any) -> None:
-        """Note a run of a bucket, which has just been handed to the stream, and capture it when it comes often.
+    def context(self, bucket: Bucket, make: Callable[[], _C]) -> _C | None:
+        """Return a new context for a bucket's run, which after_run captures; None = it does not come often (yet).
 
-        run : hands the same run to the stream again; here it is recorded only, and nothing is computed
-        can_capture : whether the library says that such a run may be captured
+        make : makes it; it is closed here
         """
-        if self.failure is not None:
-            return
-        if not can_capture:
-            self.failure = "the plan's runs cannot be captured"
-            return
-        count = self._num_runs[bucket] = self._num_runs.get(bucket, 0) + 1
-        if count >= _RUNS_BEFORE_CAPTURE:
-            self._capture(bucket, run, stream)
-
-    def _capture(self, bucket: Bucket, run: Callable[[], None], stream: Any) -> None:
+        if self.failure is not None or self._num_runs.get(bucket, 0) + 1 < _RUNS_BEFORE_CAPTURE:
+            return None
         free = self._context.memory()[0]
-        try:
-            graph = self._recorded(run, stream)
-        except StickyCudaError:
-            raise
-        except (CudaError, OutOfMemoryError) as error:
-            self.failure = str(error)
+        if self._made is None:
+            try:
+                self._made = make(), free
+            except StickyCudaError:
+                raise
+            except (CudaError, OutOfMemoryError) as error:
+                self._give_up(str(error))
+                return None
+        return self._made[0]
+
+    def after_run(self, bucket: Bucket, stream: Any) -> None:
+        """Note a run of a bucket, which has just been handed to the stream, and capture it if `context` gave it one."""
+        self._num_runs[bucket] = self._num_runs.get(bucket, 0) + 1
+        if self._made is None:
             return
-        size = max(0, free - self._context.memory()[0])
-        self._graphs[bucket] = (graph, size)
+        (context, free), self._made = self._made, None
+        try:
+            graph = self._recorded(context, stream)
+        except BaseException as error:
+            with contextlib.suppress(CudaError):
+                self._context.wait(stream)  # its run, before it goes
+            context.close()
+            if isinstance(error, StickyCudaError) or not isinstance(error, CudaError | OutOfMemoryError):
+                raise
+            self._give_up(str(error))
+            return
+        used = 0
+        with contextlib.suppress(CudaError):
+            used = max(0, free - self._context.memory()[0])
+        self._graphs[bucket] = _Captured(graph, context, used)
+        self._evict(stream)
+
+    def _give_up(self, why: str) -> None:
+        self.failure = why
+        _log.warning(
+            "decode steps are not captured as CUDA graphs from here on, which makes them slower: %s", why
+        )
+
+    def _evict(self, stream: Any) -> None:
         while len(self._graphs) > 1 and (
             len(self._graphs) > self._max_graphs or self.num_bytes > self._max_bytes
         ):
             oldest = next(iter(self._graphs))
             self._context.wait(stream)  # a launch of it may still run
-            self._context.destroy_graph(self._graphs.pop(oldest)[0])
+            self._release(self._graphs.pop(oldest))
             self._num_runs[oldest] = 0
 
-    def _recorded(self, run: Callable[[], None], stream: Any) -> Any:
+    def _release(self, one: _Captured[_C]) -> None:
+        with contextlib.suppress(CudaError):
+            self._context.destroy_graph(one.graph)
+        one.context.close()
+
+    def _recorded(self, context: _C, stream: Any) -> Any:
+        """Return the graph of the run that a context has just done; nothing is computed here."""
+        if not context.is_capturable(int(stream)):
+            raise CudaError("the plan's runs cannot be captured")
         self._context.begin_capture(stream)
         try:
-            run()
+            context.run(int(stream))
         except BaseException:
             with contextlib.suppress(CudaError):  # the stream leaves its capture, however broken that is
                 self._context.destroy_graph(self._context.end_capture(stream))
@@ -95,7 +147,9 @@ class DecodeGraphs:
 
     def close(self) -> None:
         """Release all, when the stream's work is done. Never fails; twice is fine."""
-        for graph, _ in self._graphs.values():
-            with contextlib.suppress(CudaError):
-                self._context.destroy_graph(graph)
+        for one in self._graphs.values():
+            self._release(one)
         self._graphs.clear()
+        if self._made is not None:
+            self._made[0].close()
+        self._made = None

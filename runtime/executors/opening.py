@@ -26,11 +26,13 @@ from .options import GpuOptions
 from .plan import Plan
 from .runtime_cache import RuntimeCache
 from .staging import aligned
-from .trt import GraphMode, Library, TrtPlan
+from .trt import GraphMode, Library, TrtContext, TrtPlan
 
 _log = logging.getLogger("plansmith.gpu")
 CPU = "cpu"
 AUTO = "auto"
+# CUDA graphs and their contexts get at most this part of the device's memory.
+_GRAPHS_PART = 32
 
 
 def open_tensorrt(
@@ -171,6 +173,7 @@ class _Opening:
     context: Context
     kv_cache_bytes: int
     fitted: Demand | None = None
+    is_streaming: bool = False  # some of the weights stay on the host
 
     def parts(self) -> Parts:
         """Open everything but the pools."""
@@ -211,18 +214,25 @@ class _Opening:
         blob = cache.load() if self.library.is_rtx else None
         if cache.note:
             _log.warning("%s", cache.note)
-        contexts = []
-        for profile in range(plan.num_profiles):
+        if self.is_streaming:
+            graph_mode = "off"  # a run then copies weights and waits for them, which cannot be captured
+
+        def new_context(profile: int) -> TrtContext:
             # Only decode runs come again with the same shapes.
             repeats = plan.is_decode(profile)
             mode: GraphMode = graph_mode if repeats else "off"
-            one = trt_plan.context(profile, int(stream), mode, repeats=repeats, cache=blob)
-            stack.callback(one.close)
-            one.set_scratch(address, scratch)
-            contexts.append(one)
-        graphs = None
+            made = trt_plan.context(profile, int(stream), mode, repeats=repeats, cache=blob)
+            made.set_scratch(address, scratch)
+            return made
+
+        contexts = []
+        for profile in range(plan.num_profiles):
+            contexts.append(new_context(profile))
+            stack.callback(contexts[-1].close)
+        graphs: DecodeGraphs[TrtContext] | None = None
         if graph_mode == "own":
-            graphs = DecodeGraphs(context, self.options.cuda_graph_cache_size or MAX_GRAPHS)
+            most = self.options.cuda_graph_cache_size or MAX_GRAPHS
+            graphs = DecodeGraphs(context, most, self.total // _GRAPHS_PART)
             stack.callback(graphs.close)
         sampler = None
         if bundle is not None:
@@ -232,7 +242,9 @@ class _Opening:
         if self.library.is_rtx:
             stack.callback(lambda: cache.save(_cache_bytes(trt_plan)))
         stack.callback(_quietly, context.wait, stream)
-        return Parts(context, stream, plan, contexts, logits, rows, buckets, graphs, sampler, stack)
+        return Parts(
+            context, stream, plan, contexts, new_context, logits, rows, buckets, graphs, sampler, stack
+        )
 
     def _graph_mode(self) -> GraphMode:
         if self.options.cuda_graphs == "auto":
@@ -319,13 +331,15 @@ class _Opening:
         now = self.context.memory()[0]
         if share is not None:
             plan.trt.set_weight_budget(int(streamable * share))
+            self.is_streaming = share < 1
             return max(0, self.free - now) + int(streamable * share)
         sequence = self._demand(Footprint(0, 0, 0, 0), 0).sequence_bytes
         kv = self.kv_cache_bytes or max(sequence, self.total // 10)
         margin = min(memory.MARGIN, self.total // 64)
         budget = memory.weight_budget(streamable, now, plan.scratch_bytes() + others, kv, margin)
         plan.trt.set_weight_budget(budget)
-        if budget < streamable:
+        self.is_streaming = budget < streamable
+        if self.is_streaming:
             _log.warning(
                 "%s of the weights of target %s stay in host memory and come over in every step: %s do not fit",
                 memory.size_text(streamable - budget),

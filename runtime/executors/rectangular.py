@@ -38,6 +38,20 @@ def split(
         yield rectangle(step, np.array([b]), num_blocks, block_size, None, num_reserve_blocks)
 
 
+def num_rows(step: Step, buckets: Buckets) -> int:
+    """Return the rows of logits that the runs of a step compute, its decode run padded to its bucket."""
+    if step.input_ids.size == step.query_lens.size:  # the usual step: all decode
+        return buckets.of(step.query_lens.size, 1).batch_size
+    decode = step.query_lens == 1
+    count = int(decode.sum())
+    if count == 0:
+        return int(step.logits_rows.size)
+    own = runs.rows_of(step)[
+        step.cu_query_lens[:-1][decode]
+    ]  # the decode run has rows for all, wanted or not
+    return buckets.of(count, 1).batch_size + int(step.logits_rows.size - (own >= 0).sum())
+
+
 def rectangle(
     step: Step,
     seqs: _Ints,
@@ -59,10 +73,7 @@ def rectangle(
         )
     table = trim_table(step.block_table[seqs], kv_lens, block_size)
     rows = int(lens.max())
-    of_seq, nth = _tokens(lens)
-    packed = step.cu_query_lens[seqs].astype(np.intp)[of_seq] + nth
-    flat = (of_seq + 1) * rows - lens[of_seq] + nth
-    at = (kv_lens - lens)[of_seq] + nth
+    of_seq, flat, packed, at = _tokens(step.cu_query_lens[seqs], lens, kv_lens, rows)
     blocks, in_block = table[of_seq, at // block_size], (at % block_size).astype(np.int32)
     if blocks.max() >= num_blocks:
         raise InvalidArgumentError(
@@ -151,11 +162,25 @@ def trim_table(table: Int32Array, kv_lens: Int32Array, block_size: int) -> Int32
     return trimmed
 
 
-def _tokens(lens: Int32Array) -> tuple[_Ints, _Ints]:
-    """Return, for each token of sequences of these lengths, its sequence and which of that one's tokens it is."""
+def _tokens(
+    firsts: Int32Array, lens: Int32Array, kv_lens: Int32Array, rows: int
+) -> tuple[_Ints, _Ints, npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    """Return, for each new token of some sequences, its sequence, its row of the flattened rectangle, which of the
+    step's tokens it is, and its position.
+
+    firsts : (B,) each sequence's first token of the step; lens, kv_lens : (B,); rows : S
+    """
+    if rows == 1:  # a decode run: what follows, in a few operations
+        of_seq = np.arange(lens.size)
+        return of_seq, of_seq, firsts, kv_lens - 1
     of_seq = np.repeat(np.arange(lens.size), lens)
-    starts = np.cumsum(lens) - lens
-    return of_seq, np.arange(of_seq.size) - starts[of_seq]
+    nth = np.arange(of_seq.size) - (np.cumsum(lens) - lens)[of_seq]
+    return (
+        of_seq,
+        (of_seq + 1) * rows - lens[of_seq] + nth,
+        firsts[of_seq] + nth,
+        (kv_lens - lens)[of_seq] + nth,
+    )
 
 
 def _wanted_rows(

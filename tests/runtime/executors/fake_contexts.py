@@ -128,7 +128,7 @@ class ExecutionContext:
                 return self._refuse(refusal)
             self._compile(key)
             self._last_shapes = key
-            work = self._work(shapes)
+            work = self._work(shapes, key, is_captured=stream.capture is not None)
             self._in_flight = [one for one in self._in_flight if one() is not None] + [weakref.ref(work)]
             self._cuda.streams.enqueue(stream, work)
             self._module.num_runs += 1
@@ -199,7 +199,7 @@ class ExecutionContext:
             known.add(kernel)
             self._module.num_compiled += 1
 
-    def _work(self, shapes: dict[str, Shape]) -> Work:
+    def _work(self, shapes: dict[str, Shape], key: Any, *, is_captured: bool) -> Work:
         addresses, scratch, plan = dict(self._addresses), self._scratch, self._plan
         alive = weakref.ref(self)
         memory = self._cuda.memory
@@ -207,6 +207,10 @@ class ExecutionContext:
         def run(reach: Reach) -> None:
             if alive() is None:
                 raise memory.violate("a captured run was replayed after its context had been destroyed")
+            context = alive()
+            if is_captured and context is not None and context._last_shapes != key:
+                # NVIDIA's advice is a context for each graph: what a context keeps about its shapes, a graph reads.
+                raise memory.violate("a captured run was replayed after its context had run other shapes")
             written = {one.aliases for one in plan.tensors if one.aliases}
             arrays = {}
             for one in plan.tensors:
