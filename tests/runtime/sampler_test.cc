@@ -287,8 +287,13 @@ void TestBadRows() {
   CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
   request.params.logit_bias = {{0, 3e38f}, {0, 3e38f}};
   CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
-  request.params.logit_bias = {{0, 3e38f}, {0, 3e38f}, {0, -kInf}};  // NaN
-  CHECK(CodeOf({1, 2, 3}, request) == PSM_ERROR_INVALID_ARGUMENT);
+  // What is forbidden is no number beyond float32 any more.
+  request.params.logit_bias = {{0, 3e38f}, {0, 3e38f}, {0, -kInf}};
+  request.params.temperature = 0.0f;
+  CHECK(Token({1, 2, 3}, request) == 2);
+  Request repeats = MakeRequest({1}, {0, 0});
+  repeats.params.frequency_penalty = -3e38f;  // -inf + inf: NaN
+  CHECK(CodeOf({-kInf, 2, 3}, repeats) == PSM_ERROR_INVALID_ARGUMENT);
   try {
     Token({0, 0, kNan}, request);
     CHECK(false);
