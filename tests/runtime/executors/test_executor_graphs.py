@@ -1,9 +1,8 @@
-"""CUDA graphs of decode runs, and TensorRT-RTX's compiled kernels kept from one start to the next."""
+"""CUDA graphs of decode runs, and what their padding leaves alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,56 +77,3 @@ def test_what_padding_writes_reaches_no_block_of_the_core(rtx_engine: GetEngine)
             used = max(used, int(blocks.any(axis=1).sum()))
         assert 0 < used <= 5 * 2  # five sequences of 14 positions, in blocks of 8
     assert machine.problems() == []
-
-
-@pytest.fixture
-def own_copy(rtx_engine: GetEngine, tmp_path: Path) -> Any:
-    """Return an engine whose directory the test may change."""
-    built = rtx_engine()
-    return dataclasses.replace(
-        built,
-        path=Path(
-            shutil.copytree(built.path, tmp_path / "engine", ignore=shutil.ignore_patterns("runtime_cache*"))
-        ),
-    )
-
-
-def compiled(own_copy: Any) -> int:
-    """Return how many kernels TensorRT-RTX compiles in a start that answers one prompt."""
-    machine = Machine(own_copy)
-    decode(machine, own_copy.path, [[5, 6]], "auto")
-    assert machine.problems() == []
-    return machine.trt.num_compiled
-
-
-def test_compiled_kernels_are_kept(own_copy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert compiled(own_copy) > 0
-    assert compiled(own_copy) == 0
-    (cache,) = own_copy.path.rglob("runtime_cache.*.bin")
-    cache.write_bytes(cache.read_bytes()[:-3])  # cut short
-    assert compiled(own_copy) > 0
-    assert compiled(own_copy) == 0
-    data = bytearray(cache.read_bytes())
-    data[40] ^= 1
-    cache.write_bytes(data)
-    assert compiled(own_copy) > 0
-
-
-def test_kernels_are_kept_elsewhere_where_the_engine_cannot_be_written(
-    own_copy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tempfile
-
-    make = tempfile.mkstemp
-
-    def refuse(*args: Any, **options: Any) -> Any:
-        if str(own_copy.path) in str(options.get("dir")):
-            raise PermissionError(13, "Permission denied")
-        return make(*args, **options)
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    assert compiled(own_copy) > 0
-    assert compiled(own_copy) == 0
-    assert list((tmp_path / "cache").rglob("runtime_cache.*.bin"))

@@ -258,6 +258,8 @@ def test_options_that_do_not_apply(installed: World) -> None:
         Engine.open(installed.path, TARGET, max_adapters=2)
     with pytest.raises(InvalidArgumentError, match="cuda_graphs is 'on', it must be one of auto, off, own"):
         Engine.open(installed.path, TARGET, cuda_graphs="on")
+    with pytest.raises(UnsupportedError, match="device '3' is not there; choose one of 0: NVIDIA Double"):
+        Engine.open(installed.path, TARGET, device=3)
     with pytest.raises(InvalidArgumentError, match="kv_cache_free_gpu_mem_fraction"):
         Engine.open(installed.path, TARGET, kv_cache_free_gpu_mem_fraction=1.5)
 
@@ -350,7 +352,7 @@ def test_compiled_kernels_are_kept(
 ) -> None:
     engine = rtx_engine()
     path = tmp_path / "engine"
-    shutil.copytree(engine.path, path)
+    shutil.copytree(engine.path, path, ignore=shutil.ignore_patterns("runtime_cache*"))
     engine = dataclasses.replace(engine, path=path)
     folder = path / "targets" / TARGET
     prompt = [[5, 6, 7]]
@@ -369,6 +371,10 @@ def test_compiled_kernels_are_kept(
     kept.write_bytes(kept.read_bytes()[:-1])
     assert compiled(World(engine)) > 0 and "is damaged and is made again" in caplog.text
     assert compiled(World(engine)) == 0
+    data = bytearray(kept.read_bytes())
+    data[40] ^= 1
+    kept.write_bytes(data)
+    assert compiled(World(engine)) > 0
     assert not list(folder.glob(".runtime_cache.*"))
 
     # Another driver has a file of its own; where the engine cannot be written, it is the user's cache directory.
