@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import math
 import os
 import signal
 import subprocess
@@ -154,21 +156,38 @@ def arguments() -> argparse.Namespace:
         "--output", type=Path, default=default, help="the JSON file (default $OUT/gpu_check.json)"
     )
     options = parser.parse_args()
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    if not 0 <= options.budget_s < math.inf:
+        parser.error(f"--budget-s is {options.budget_s:g}, it must be seconds, 0 or more")
+    if unknown := {name for name in options.ops.split(",") if name} - set(stages.OPS):
+        parser.error(f"no operation is called {min(unknown)!r}; there are {', '.join(stages.OPS)}")
     try:
         stages.choose(options.stages)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        # Now, not behind minutes of a GPU's time.
+        if options.output.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        with tempfile.TemporaryFile(dir=options.output.parent):
+            pass
     except KeyError as error:
         parser.error(str(error.args[0]))
-    if not options.dry_run and not has_gpu():
-        parser.error("no CUDA device here; run it where there is one, or with --dry-run")
+    except OSError as error:
+        parser.error(f"{options.output} cannot be written ({error.strerror}); give another --output")
+    if not options.dry_run and (lack := no_gpu()):
+        parser.error(f"{lack}; run it where there is a CUDA device, or with --dry-run")
     return options
 
 
-def has_gpu() -> bool:
-    """Return whether torch sees a CUDA device, asked in a process of its own: this one holds no GPU memory."""
-    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
+def no_gpu() -> str | None:
+    """Return why torch has no GPU, None where it has one; asked in a process of its own, which lets go of it."""
+    code = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if asked.returncode == 3:
+        return "torch sees no CUDA device here"
+    last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
+    return None if asked.returncode == 0 else f"torch cannot be loaded by {sys.executable} ({last})"
 
 
 if __name__ == "__main__":
+    # An exception instead of an end at once, so that the stage and temporary files go with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

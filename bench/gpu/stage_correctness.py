@@ -7,9 +7,7 @@ import os
 
 from bench_device import Device
 from finding import Findings
-
-OPS = ("gather_last", "kv_write", "sampling", "rejection", "attention")
-"""Each has a module check_<name>.py."""
+from stages import OPS
 
 
 def run(device: Device, findings: Findings) -> None:

@@ -35,6 +35,8 @@ STAGES = (
     Stage("tests", "tests marked gpu", 60),
 )
 NAMES = tuple(stage.name for stage in STAGES)
+OPS = ("gather_last", "kv_write", "sampling", "rejection", "attention")
+"""Of stage correctness: each has a module check_<name>.py."""
 
 
 def choose(names: str) -> list[Stage]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,43 @@ def test_an_unknown_stage_and_a_missing_gpu_are_told(tmp_path: Path) -> None:
     hidden = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
     done = subprocess.run(command, capture_output=True, text=True, env=hidden, timeout=120)
     assert done.returncode == 2
-    assert "no CUDA device here" in done.stderr
+    assert "torch sees no CUDA device here; run it where" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ops", "samplin"], "no operation is called 'samplin'; there are gather_last"),
+        (["--budget-s", "-3"], "--budget-s is -3, it must be seconds, 0 or more"),
+        (["--budget-s", "nan"], "--budget-s is nan, it must be seconds"),
+        (["--output", "/proc/none/out.json"], "/proc/none/out.json cannot be written (No such file"),
+        (["--output", "/proc"], "/proc cannot be written (it is a directory); give another --output"),
+    ],
+)
+def test_nonsense_is_told_before_anything_runs(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done, _ = check(tmp_path / "out.json", *arguments)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminated_check_ends_its_stage(tmp_path: Path, tree: Path) -> None:
+    (tree / "plansmith" / "plugins" / "sampling" / "run.py").write_text("import time\ntime.sleep(600)\n")
+    command = [sys.executable, str(ROOT / "bench/gpu/check.py"), "--dry-run", "--stages", "sampling"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PLANSMITH_ROOT": str(ROOT),
+        "TMPDIR": str(tmp_path),
+    }
+    command += ["--output", str(tmp_path / "out.json")]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (stage := children.read_text().split()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{stage[0]}").exists()
+    assert not list(tmp_path.glob("gpu_check_*"))
 
 
 @pytest.mark.slow
