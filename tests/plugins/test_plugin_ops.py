@@ -10,6 +10,7 @@ import pytest
 import torch
 from plansmith.builder.targets.tensorrt import contract
 from plansmith.plugins.paged_attention import plugin_ops
+from plansmith.plugins.paged_attention.plugin import smaller_tiles
 from plansmith.plugins.paged_attention.plugin_ops import Layer, PluginOp
 from plansmith.plugins.paged_attention.reference import paged_attention, quantize_kv
 from plansmith.plugins.torch_launch import launch
@@ -75,7 +76,7 @@ class Problem:
             return torch.from_numpy(numbers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
         return torch.from_numpy(numbers.astype(np.int8 if self.kv == "int8" else np.float16))
 
-    def run(self, op: PluginOp) -> None:
+    def run(self, op: PluginOp, *, is_smallest: bool = False) -> None:
         """Launch a node's kernel; what it gives is blank before."""
         attributes = {name: kind(self.attributes[name]) for name, kind in op.attributes.items()}
         layer = Layer("fp16", self.kv, BLOCK, attributes, 80)  # type: ignore[arg-type]
@@ -84,6 +85,8 @@ class Problem:
             dtype = self.tensors[op.like[name]].dtype if name in op.like else torch.float32
             self.tensors[name] = torch.full(shape, self.blank, dtype=dtype)
         kernel = op.kernel(layer)
+        if is_smallest:
+            *_, (*_, kernel) = smaller_tiles(kernel, op.min_rows(layer))
         made = op.launch(layer, kernel, shapes)
         order = [name for name in op.order(kernel, made.numbers) if name is not None]
         assert sorted(order) == sorted(kernel.signature), "TensorRT would pass something else"
@@ -106,6 +109,14 @@ def test_the_chain_is_the_op(kv: str, window: int, softcap: float) -> None:
         problem.run(op)
     out = problem.tensors["out"].numpy().astype(np.float64)
     # float16 output: 2^-11 of a value; weights and quantized values are float16 in the products as well.
+    np.testing.assert_allclose(out, problem.wanted, atol=3e-3 * max(1.0, np.abs(problem.wanted).max()))
+
+
+def test_the_smallest_tiles_are_the_op() -> None:
+    problem = Problem("same", 150, 0.0)
+    for op in plugin_ops.OPS:
+        problem.run(op, is_smallest=True)
+    out = problem.tensors["out"].numpy().astype(np.float64)
     np.testing.assert_allclose(out, problem.wanted, atol=3e-3 * max(1.0, np.abs(problem.wanted).max()))
 
 

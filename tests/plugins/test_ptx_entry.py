@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plansmith.plugins.ptx_entry import at_most_version, reorder
+from plansmith.plugins.ptx_entry import at_most_version, named_by_content, reorder
 
 triton = pytest.importorskip("triton")
 
@@ -103,6 +103,16 @@ def test_the_compilers_own_parameters_go(tmp_path: Path) -> None:
 def test_what_does_not_fit(ptx: str, order: tuple[str, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         reorder(ptx, NAMES, order)
+
+
+def test_a_name_says_the_content(tmp_path: Path) -> None:
+    moved = reorder(PTX, NAMES, ("a", None, "n", "out"))
+    made, name = named_by_content(moved, "add")
+    other, other_name = named_by_content(moved.replace("add.s32", "sub.s32"), "add")
+    assert name.startswith("add_") and name != other_name and named_by_content(moved, "add") == (made, name)
+    assert f".entry {name}(" in made and f"[{name}_param_1]" in made and f"{name}_unused_1" in made
+    assert "add.s32" in made and "sub.s32" in other  # instructions keep their names
+    assert offsets(made, tmp_path) == offsets(moved, tmp_path)
 
 
 def test_a_newer_version_is_lowered_alone() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from plansmith.builder import build_key
 from plansmith.builder.precision import of_checkpoint, precision
 from plansmith.builder.targets.registry import Target, check_target, find_targets, kv_dtype
 from plansmith.builder.targets.support import check_support
@@ -146,6 +147,22 @@ def test_every_refusal_offers_what_is_then_taken() -> None:
                     else precision(offered)
                 )
                 check_support(target, recipe, spec)
+
+
+def test_a_plans_key_has_what_compiled_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, names = precision("fp16"), ("sm90", "sm89", "cpu")
+    found = {name: find_targets([name])[0] for name in names}
+    versions = {"tensorrt": "11.4.0", "triton": "3.9.0"}
+    monkeypatch.setattr(build_key.importlib.metadata, "version", lambda name: versions[name])
+    monkeypatch.setattr(build_key, "compiler_version", lambda target: versions["tensorrt"])
+
+    def keys() -> dict[str, str]:
+        return {name: build_key.target_key(one, "f", SPEC, recipe, LIMITS) for name, one in found.items()}
+
+    before = keys()
+    versions["triton"] = "3.9.1"
+    after = keys()
+    assert [name for name in names if before[name] != after[name]] == ["sm90"]
 
 
 class FakeDriver:
