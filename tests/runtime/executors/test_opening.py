@@ -15,6 +15,7 @@ from fake_cuda import FakeCuda
 from fake_engines import RtxEngine
 from fake_machine import Machine
 from plansmith.builder.batch import StepBatch
+from plansmith.plugins.sampling import spec
 from plansmith.runtime.batch import ModelInfo
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.errors import (
@@ -345,6 +346,34 @@ def test_weights_that_do_not_fit_stay_on_the_host(rtx_engine: Any, caplog: pytes
     assert small.problems() == []
     with pytest.raises(OutOfMemoryError, match="even with all weights on the host"):
         world(44, 36).open_streaming(kv_cache_bytes=40 << 20)
+
+
+def test_a_plan_that_streams_weights_is_not_captured(rtx_engine: Any) -> None:
+    """A run that copies weights waits for them, which no capture can hold."""
+    engine = rtx_engine()
+    for share, captured in ((1.0, True), (0.5, False)):
+        world = World(engine)
+        world.trt.know(dataclasses.replace(engine.plan(), streamable_bytes=4096), engine.plan_bytes)
+        options = {"cuda_graphs": "own", "gpu_weights_percent": share, "manual_step": True}
+        with world.engine(world.path, **options) as one:
+            one.generate([[5, 6]], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
+        assert (world.cuda.calls.counts["cuStreamBeginCapture"] > 0) == captured
+        assert world.problems() == []
+
+
+def test_kernels_of_another_version_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their arguments are others: launched as today's they would read what is no address."""
+    scan = spec.SCAN
+    newer = dataclasses.replace(scan, signature={**scan.signature, "more": "*i32"})
+    monkeypatch.setattr(spec, "catalog", lambda: [newer])
+    with pytest.raises(
+        EngineFileError, match=r"sampling_scan .* compiled by another version .* build the engine"
+    ):
+        world.open()
+    smaller = dataclasses.replace(scan, constants={**scan.constants, "CHUNK": 1024})
+    monkeypatch.setattr(spec, "catalog", lambda: [smaller])
+    with pytest.raises(EngineFileError, match="another version"):
+        world.open()
 
 
 def test_compiled_kernels_are_kept(
