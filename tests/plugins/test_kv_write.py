@@ -10,6 +10,7 @@ import torch
 from plansmith.plugins.kv_write import run, spec
 from plansmith.plugins.kv_write.reference import kv_write, rotate
 from plansmith.plugins.kv_write.spec import KvWrite
+from plansmith.plugins.paged_attention.reference import quantize_kv
 
 from .attention_case import HELD, HELD_TORCH, NUMPY, TORCH, to_torch
 
@@ -161,6 +162,24 @@ def test_nan_and_infinity(kv: spec.Kv) -> None:
     got = k_pool[step.table[0, 1], 0, 0, :4].astype(np.float64)  # position 16
     wanted = {"fp8": [np.nan, 448, -448, 0], "int8": [0, 127, -128, 0]}[kv]
     np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("kv", ["fp8", "int8"])
+def test_codes_are_of_a_division_and_not_of_a_product(kv: spec.Kv) -> None:
+    """Numbers that a division puts on a tie between two codes, or beside it, and 1 / scale on the other side."""
+    step = Step(KvWrite("fp32", kv, 1, 1, 64), 16)
+    scale = np.float32(SCALES[kv][0])
+    ties = np.arange(16, 120, dtype=np.float32) + (
+        1.0 if kv == "fp8" else 0.5
+    )  # E4M3 has even numbers from 16 on
+    x = np.concatenate([np.nextafter(ties * scale, np.float32(n)) for n in (-np.inf, 0, np.inf)])
+    held = REFERENCE[kv]
+    x = x[quantize_kv(x, float(scale), held) != quantize_kv(x * (np.float32(1) / scale), 1.0, held)]
+    assert len(x) >= 2
+    step.k[0] = np.resize(x, 64)
+    _q, k_pool, _v = step.run()
+    got = k_pool[step.table[0, 1], 0, 0].astype(np.float32)  # position 16
+    np.testing.assert_array_equal(got, quantize_kv(step.k[0], float(scale), held))
 
 
 def test_many_sequences_are_found() -> None:
