@@ -130,6 +130,28 @@ void TestMixedStep() {
   CHECK(halves.num_given > 0 && halves.num_drawn > 0);
 }
 
+// Rows behind drafts that are right have them in their history, and take the edits back after it.
+void TestDraftsWithPenalties() {
+  Ask ask;
+  ask.request.repetition_penalty = 1.6f, ask.request.frequency_penalty = 0.8f;
+  ask.request.no_repeat_ngram_size = 2;
+  Bench plain(false), halves(true);
+  plain.Submit(&ask);
+  plain.Drain();
+  for (const psm_event& e : plain.events) {
+    if (e.kind == PSM_EVENT_TOKEN) ask.draft.push_back(e.token_id);
+  }
+  ask.draft[12] = (ask.draft[12] + 1) % 101;  // and from there on they are wrong
+  const uint64_t id = halves.Submit(&ask);
+  halves.Drain();
+  CHECK(plain.events.size() == halves.events.size());
+  for (size_t i = 0; i < plain.events.size(); ++i) CheckSame(plain.events[i], halves.events[i]);
+  // A step has 8 rows: 7 drafts and the token behind them, then 4 before the wrong one.
+  const psm_request_stats& stats = halves.End(id).stats;
+  CHECK(stats.num_draft_tokens == 14 && stats.num_accepted_draft_tokens == 11);
+  CHECK(halves.num_given == 0 && halves.num_drawn == 20 + 3);  // the refused ones' were for nothing
+}
+
 void TestFailures() {
   const struct {
     Bench::Change change;
@@ -434,6 +456,7 @@ int main() {
   TestSameTokens();
   TestPromptRows();
   TestMixedStep();
+  TestDraftsWithPenalties();
   TestFailures();
   TestRowsWithoutToken();
   TestWrongDraws();
