@@ -99,7 +99,8 @@ def bench(
         _check(engine, works)
         _warm_up(engine, works, warmup)
         runs = _measure(engine, works, Load(concurrency, rate, seed), repeat)
-    result = _result(engine_dir, target, runs)
+        opened = engine.target or target
+    result = _result(engine_dir, opened, runs)
     print_json(result, indent=None) if as_json else _print_report(result)
     failures = [failure for run in runs for failure in run["failures"]]
     if failures:

@@ -39,7 +39,10 @@ class EngineBase:
     """An engine with its tokenizer. Made by `open` or `from_executor`.
 
     tokenizer : None for an engine without one, which takes and gives ids only
+    target : what is open of the engine directory, never "auto"; None over an executor of the caller's
     """
+
+    target: str | None = None
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class EngineBase:
         gpu.check()
         executor, made, gpu_executor = opening.executors(cpu, gpu)
         engine = cls(executor, made, tokenizer, manifest.model.eos_token_ids, manifest)
-        engine._gpu = gpu_executor
+        engine._gpu, engine.target = gpu_executor, opening.target
         return engine
 
     @classmethod

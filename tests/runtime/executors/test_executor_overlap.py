@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,6 +113,40 @@ def test_a_decode_step_is_a_few_calls_and_makes_nothing(
         *("cuCtxPushCurrent", "cuEventSynchronize", "cuMemcpyHtoDAsync", "cuEventRecord"),
         *("cuLaunchKernel", "cuLaunchKernel", "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuCtxPopCurrent"),
     ]
+    executor.close()
+
+
+def alone(step: StepBatch, b: int) -> StepBatch:
+    """Return one of a step's sequences as a step of its own."""
+    first, last = step.cu_query_lens[b : b + 2]
+    return dataclasses.replace(
+        step,
+        input_ids=step.input_ids[first:last],
+        position_ids=step.position_ids[first:last],
+        query_lens=step.query_lens[b : b + 1],
+        kv_lens=step.kv_lens[b : b + 1],
+        cu_query_lens=np.array([0, last - first], np.int32),
+        block_table=step.block_table[b : b + 1],
+        logits_rows=np.array([last - first - 1], np.int32),
+    )
+
+
+def test_rows_come_in_the_steps_order_whatever_the_runs_are(machine: Machine, rtx_engine: GetEngine) -> None:
+    """Decode tokens behind and between chunks are computed first, in a run of their own."""
+    executor = opened(machine, rtx_engine)
+    step = step_of([9, 1, 4, 1], [9, 6, 4, 11], [8, 9, 13, 14])
+    launch(executor, step)
+    together = np.array(executor.collect(None))
+    launch(executor, step)
+    drawn = executor.collect(greedy(4))["token"].tolist()
+    assert drawn == together.argmax(axis=1).tolist() and len(set(drawn)) > 1
+    for b in range(4):
+        launch(executor, alone(step, b))
+        (row,) = np.array(executor.collect(None))
+        # Two layers of float16 activations: some 20 roundings of 2^-11 of values up to the largest logit.
+        np.testing.assert_allclose(together[b], row, atol=20 * 2.0**-11 * np.abs(row).max())
+        others = [other for other in range(4) if other != b]
+        assert all(np.abs(together[other] - row).max() > 0.1 for other in others), "rows that differ"
     executor.close()
 
 

@@ -92,7 +92,8 @@ def test_an_executor_describes_its_plan_and_leaves_nothing(world: World) -> None
 
 
 def test_an_engine_tells_its_devices_memory(installed: World) -> None:
-    with Engine.open(installed.path, TARGET) as engine:
+    with Engine.open(installed.path, "auto") as engine:
+        assert engine.target == TARGET
         use = engine.device_use()
         assert use is not None and use.used > 0 and use.pinned > 0
         stats = engine.stats()
@@ -113,7 +114,7 @@ def test_auto_is_the_gpu_where_it_runs_and_cpu_elsewhere(
     monkeypatch.setattr(cuda, "load_bindings", lambda: FakeCuda(missing=True))
     assert opening.usable_target(installed.manifest) == "cpu"
     with Engine.open(installed.path, "auto", num_threads=1) as engine:
-        assert engine.device_use() is None
+        assert engine.device_use() is None and engine.target == "cpu"
 
 
 def test_auto_goes_by_the_device_that_is_named(installed: World, monkeypatch: pytest.MonkeyPatch) -> None:

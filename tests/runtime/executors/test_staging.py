@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plansmith.runtime.batch import BlockCopy
 from plansmith.runtime.errors import CudaError, InternalError, InvalidArgumentError, OutOfMemoryError
@@ -58,6 +58,7 @@ def write(context: Context, address: int, data: np.ndarray, stream: Any) -> None
     context.free_pinned(pinned)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a machine that is busy with something else
 @given(st.lists(st.integers(0, 5000), max_size=12))
 def test_arrays_lie_aligned_behind_each_other(sizes: list[int]) -> None:
     offsets, end = offsets_of(sizes)
