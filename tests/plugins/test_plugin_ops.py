@@ -35,7 +35,8 @@ class Problem:
         self.attributes: dict[str, Any] = {
             **SHAPE, "scale": DIM**-0.5, "softcap": softcap, "window": window, "query_rows": 2, "split_len": 128,
         }  # fmt: skip
-        self.kv, self.blank = kv, torch.nan
+        self.kv, self.blank, self.edge = kv, torch.nan, 0
+        self.whole: dict[str, Any] = {}
         tokens = sum(rows)
         q, k, v = (
             rng.standard_normal((tokens, heads * DIM)).astype(np.float16)
@@ -76,6 +77,12 @@ class Problem:
             return torch.from_numpy(numbers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
         return torch.from_numpy(numbers.astype(np.int8 if self.kv == "int8" else np.float16))
 
+    def put(self, name: str, inner: Any) -> None:
+        """Set a tensor, between two stretches of numbers that nobody may touch."""
+        ends = torch.full((self.edge,), torch.nan, dtype=inner.dtype)
+        self.whole[name] = torch.cat([ends, inner.flatten(), ends])
+        self.tensors[name] = self.whole[name][self.edge : self.edge + inner.numel()].view(inner.shape)
+
     def run(self, op: PluginOp, *, is_smallest: bool = False) -> None:
         """Launch a node's kernel; what it gives is blank before."""
         attributes = {name: kind(self.attributes[name]) for name, kind in op.attributes.items()}
@@ -83,7 +90,7 @@ class Problem:
         shapes = {name: tuple(self.tensors[name].shape) for name in op.inputs}
         for name, shape in op.shapes(attributes, shapes).items():
             dtype = self.tensors[op.like[name]].dtype if name in op.like else torch.float32
-            self.tensors[name] = torch.full(shape, self.blank, dtype=dtype)
+            self.put(name, torch.full(shape, self.blank, dtype=dtype))
         kernel = op.kernel(layer)
         if is_smallest:
             *_, (*_, kernel) = smaller_tiles(kernel, op.min_rows(layer))
@@ -137,28 +144,48 @@ def test_each_node_leaves_the_others_rows_alone() -> None:
         np.testing.assert_array_equal(done, written)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_is_no_step_reads_and_writes_nothing_beyond_the_tensors(seed: int) -> None:
-    """TensorRT runs a node on numbers of its own when it builds a plan."""
-    rng = np.random.default_rng(seed)
+def run_no_step(step: dict[str, Any]) -> Problem:
+    """Run every node on lengths and tables that no step has, and see that nothing beyond the tensors is touched."""
     problem = Problem("same", 0, 0.0)
-    problem.blank = 7.0
-    bounds = [(-(2**31), 2**31), (-3, 40), (0, 2), (-400, 400)][seed]
-    for name in ("cu_query_lens", "kv_lens", "block_table"):
-        shape = tuple(problem.tensors[name].shape)
-        problem.tensors[name] = torch.from_numpy(rng.integers(*bounds, shape).astype(np.int32))
-    # Each tensor between two stretches of numbers: NaN that is read shows, and so does one that is written.
-    edge, whole = 1 << 16, {}
+    problem.blank, problem.edge = 7.0, 1 << 16
+    problem.tensors |= {name: torch.from_numpy(array.astype(np.int32)) for name, array in step.items()}
     for name in ("k_pool", "v_pool", "q"):
-        inner = problem.tensors[name]
-        whole[name] = torch.full((edge + inner.numel() + edge,), torch.nan, dtype=inner.dtype)
-        whole[name][edge:-edge] = 0.25
-        problem.tensors[name] = whole[name][edge:-edge].view(inner.shape)
-    for op in (plugin_ops.KV_WRITE, plugin_ops.DECODE, plugin_ops.COMBINE, plugin_ops.PREFILL):
+        problem.put(name, torch.full_like(problem.tensors[name], 0.25))
+    for op in plugin_ops.OPS:
         problem.run(op)
-    for name, numbers in whole.items():
-        assert torch.isnan(numbers[:edge]).all() and torch.isnan(numbers[-edge:]).all(), name
-    assert not torch.isnan(problem.tensors["out"]).any()
+    for name, numbers in problem.whole.items():
+        edges = torch.cat([numbers[: problem.edge], numbers[-problem.edge :]])
+        assert torch.isnan(edges).all(), f"{name}: written beyond"
+        assert not torch.isnan(problem.tensors[name]).any(), f"{name}: of what was read beyond a tensor"
+    return problem
+
+
+@pytest.mark.parametrize("bounds", [(-(2**31), 2**31), (-3, 40), (0, 2), (-400, 400)])
+def test_random_numbers_as_a_step(bounds: tuple[int, int]) -> None:
+    rng = np.random.default_rng(11)
+    shapes = {"cu_query_lens": 6, "kv_lens": 5, "block_table": (5, WIDTH)}
+    run_no_step({name: rng.integers(*bounds, shape) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize("rows", [2, 5])  # decode's and combine's, prefill's
+@pytest.mark.parametrize(
+    ("first_row", "kv_len"),
+    [(-40, 200), (26, 200), (0, 1), (0, -9), (0, 2 * WIDTH * BLOCK), (0, 2**31 - 1)],
+    ids=["before", "behind", "fewer than rows", "negative", "more than the table", "most"],
+)
+def test_sequences_that_no_step_has_are_left_alone(rows: int, first_row: int, kv_len: int) -> None:
+    starts = first_row + rows * np.arange(6)
+    problem = run_no_step(
+        {"cu_query_lens": starts, "kv_lens": np.full(5, kv_len), "block_table": np.zeros((5, WIDTH))}
+    )
+    for name in ("out", "partials", "stats"):
+        assert (problem.tensors[name] == 7.0).all(), name
+
+
+def test_blocks_that_no_pool_has() -> None:
+    for block in (-1, BLOCKS, 2**31 - 1):
+        starts, lens = np.array([0, 1, 2, 8, 9, 10]), np.full(5, 200)
+        run_no_step({"cu_query_lens": starts, "kv_lens": lens, "block_table": np.full((5, WIDTH), block)})
 
 
 def test_names_are_the_graphs() -> None:
