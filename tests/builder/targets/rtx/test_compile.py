@@ -330,7 +330,7 @@ def test_a_full_disk_is_no_success(tmp_path: Path) -> None:
     save_lowered(tiny_graph(SPEC), tmp_path / "graph.onnx")
     made = profiles.make_profiles(SPEC, LIMITS)
     job, _ = compiling._job(
-        tmp_path / "graph.onnx", Path("/dev/full"), LIMITS, SPEC, targets.TARGETS["sm89"], made
+        tmp_path / "graph.onnx", Path("/dev/full"), LIMITS, SPEC, targets.TARGETS["sm89"], made, False
     )
     with (
         Path(os.devnull).open("w") as events,
