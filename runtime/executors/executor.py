@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -23,16 +22,12 @@ from ..batch import (
 )
 from ..errors import CudaError, Error, InternalError, OutOfMemoryError, ShutdownError
 from ..manifest import Manifest
-from . import memory, packed, rectangular, runs
-from .buckets import Buckets
-from .cuda import Context, PinnedMemory, StickyCudaError
-from .device_sampler import DeviceSampler
-from .graphs import DecodeGraphs
-from .plan import Plan
+from . import memory, packed, rectangular
+from .cuda import PinnedMemory, StickyCudaError
+from .launching import Launcher, Parts
 from .pools import BlockShape, Pools
-from .runs import Bucket, Run, Step
+from .runs import Run, Step
 from .staging import Staging, aligned
-from .trt import Shape, TrtContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,31 +44,6 @@ class DeviceUse:
     pinned: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What opening.py made for an executor, which releases it.
-
-    stack : closes all of it but the context, in order, with the context current
-    contexts : one a profile
-    new_context : makes another of a profile
-    logits : device memory of logits_capacity rows and one more, for what nobody wants
-    buckets : None = decode runs keep their own shapes
-    graphs : None = this executor captures nothing
-    """
-
-    context: Context
-    stream: Any
-    plan: Plan
-    contexts: Sequence[TrtContext]
-    new_context: Callable[[int], TrtContext]
-    logits: int
-    logits_capacity: int
-    buckets: Buckets | None
-    graphs: DecodeGraphs[TrtContext] | None
-    sampler: DeviceSampler | None
-    stack: contextlib.ExitStack
-
-
 class TensorRtExecutor:
     """The core's executor over a plan (a LaunchingModel). One thread at a time; any may be it."""
 
@@ -83,6 +53,7 @@ class TensorRtExecutor:
         self._shape: BlockShape = memory.block_shape(manifest, target)
         self._pools: Pools | None = None
         self._staging: Staging | None = None
+        self._launcher: Launcher | None = None
         self._host_logits: PinnedMemory | None = None
         self._lost: Error | None = None  # the context is gone
         # Of the launched step: which of its rows each row of the logits buffer is, and whether they come first there,
@@ -91,9 +62,6 @@ class TensorRtExecutor:
         self._num_rows = 0
         self._is_in_order = True
         self._iota = np.arange(parts.logits_capacity, dtype=np.int32)
-        # What only a bucket's first run has to find out: its profile, and that a context is set to it.
-        self._profiles: dict[Bucket, int] = {}
-        self._set_to: dict[TrtContext, Bucket] = {}
         self._use = threading.Lock()  # held while the context is used by others than the engine
         self._is_closed = False
         buckets = parts.buckets
@@ -184,15 +152,7 @@ class TensorRtExecutor:
                     f"{parts.context.device.name}, {memory.size_text(free)} are free ({error}); lower kv_cache_bytes "
                     "or kv_cache_free_gpu_mem_fraction"
                 ) from error
-            for context in parts.contexts:
-                self._bind_pools(context)
-
-    def _bind_pools(self, context: TrtContext) -> None:
-        pools = self._opened()[1]
-        for one in self._parts.plan.pools:
-            address = pools.address(one.layer, one.is_v)
-            context.set_input(one.input, pools.tensor_shape, address)
-            context.set_address(one.output, address)
+            self._launcher = Launcher(parts, self._staging, self._pools, 4 * self._manifest.model.vocab_size)
 
     def open_host(self, num_blocks: int) -> None:
         """Allocate num_blocks host blocks, page-locked. Called once, after open."""
@@ -205,14 +165,14 @@ class TensorRtExecutor:
         raises ShapeError outside the plan's profiles, CudaError
         """
         with self._current():
-            capacity = self._parts.logits_capacity
+            launcher, capacity = self._opened()[0], self._parts.logits_capacity
             given: list[Int32Array] = []
             used = 0
             for run in self._runs(batch):
                 count = _num_rows(run)
                 if used + count > capacity:
                     raise InternalError(f"a step has more than {capacity} rows of logits")
-                self._launch(run, used if count else capacity)
+                launcher.launch(run, used if count else capacity)
                 given.append(run.logits_idx[:count])
                 used += count
             row_idx = given[0] if len(given) == 1 else np.concatenate(given)
@@ -229,61 +189,6 @@ class TensorRtExecutor:
         if buckets is not None and rectangular.num_rows(step, buckets) > parts.logits_capacity:
             buckets = None  # too many of the rows are for nobody: chunks of one token in a full batch
         return rectangular.split(step, pools.num_blocks, block_size, buckets, self.num_reserve_blocks)
-
-    def _launch(self, run: Run, first_row: int) -> None:
-        """Hand one run to the stream; its logits go to the buffer from first_row on."""
-        parts, staging = self._parts, self._opened()[0]
-        inputs = {name: run.inputs[name] for name in parts.plan.inputs}
-        addresses = staging.send(inputs, parts.stream)
-        if run.bucket is not None and first_row == 0:  # decode runs always are at the beginning
-            self._launch_bucket(run.bucket, inputs, addresses)
-            return
-        context = parts.contexts[parts.plan.profile_of(_shapes(inputs))]
-        self._set(context, inputs, addresses, first_row)
-        context.run(int(parts.stream))
-
-    def _launch_bucket(
-        self, bucket: Bucket, inputs: Mapping[str, Int32Array], addresses: Mapping[str, int]
-    ) -> None:
-        """Hand a padded run to the stream: all runs of a bucket have the same shapes and addresses."""
-        parts, graphs = self._parts, self._parts.graphs
-        if graphs is not None and graphs.replay(bucket, parts.stream):
-            return
-        profile = self._profiles.get(bucket)
-        if profile is None:
-            profile = self._profiles[bucket] = parts.plan.profile_of(_shapes(inputs))
-        context = parts.contexts[profile]
-        if graphs is not None:
-            context = graphs.context(bucket, functools.partial(self._new_context, profile)) or context
-        if self._set_to.get(context) != bucket:
-            self._set(context, inputs, addresses, 0)
-            self._set_to[context] = bucket
-        context.run(int(parts.stream))
-        if graphs is not None:
-            graphs.after_run(bucket, parts.stream)
-
-    def _set(
-        self,
-        context: TrtContext,
-        inputs: Mapping[str, Int32Array],
-        addresses: Mapping[str, int],
-        first_row: int,
-    ) -> None:
-        self._set_to.pop(context, None)
-        for name, address in addresses.items():
-            context.set_input(name, inputs[name].shape, address)
-        row_bytes = 4 * self._manifest.model.vocab_size
-        context.set_address(runs.LOGITS, self._parts.logits + first_row * row_bytes)
-
-    def _new_context(self, profile: int) -> TrtContext:
-        """Return a further context of a profile, for one graph; DecodeGraphs closes it."""
-        made = self._parts.new_context(profile)
-        try:
-            self._bind_pools(made)
-        except BaseException:
-            made.close()
-            raise
-        return made
 
     def collect(self, sampling: StepSampling | None) -> Float32Array | RecordArray:
         """Wait for the step that was launched; return its logits, or with `sampling` what was drawn from them.
@@ -386,10 +291,10 @@ class TensorRtExecutor:
     def _current(self) -> _Current:
         return _Current(self)
 
-    def _opened(self) -> tuple[Staging, Pools]:
-        if self._staging is None or self._pools is None:
+    def _opened(self) -> tuple[Launcher, Pools]:
+        if self._launcher is None or self._pools is None:
             raise InternalError("a step before open")
-        return self._staging, self._pools
+        return self._launcher, self._pools
 
 
 class _Current(contextlib.AbstractContextManager[None]):
@@ -413,10 +318,6 @@ class _Current(contextlib.AbstractContextManager[None]):
         self._context.__exit__(kind, error, trace)
         if isinstance(error, StickyCudaError):
             self._executor._lost = error
-
-
-def _shapes(inputs: Mapping[str, Int32Array]) -> dict[str, Shape]:
-    return {name: array.shape for name, array in inputs.items()}
 
 
 def _num_rows(run: Run) -> int:

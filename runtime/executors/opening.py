@@ -19,8 +19,9 @@ from . import cuda, kernel_bundle, memory, trt
 from . import device_sampler as sampling
 from .buckets import Buckets
 from .cuda import Context, Device, Driver
-from .executor import Parts, TensorRtExecutor
+from .executor import TensorRtExecutor
 from .graphs import MAX_GRAPHS, DecodeGraphs
+from .launching import Parts
 from .memory import Demand, Footprint
 from .options import GpuOptions
 from .plan import Plan
