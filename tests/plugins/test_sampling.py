@@ -194,6 +194,21 @@ def test_a_wide_nucleus_ends_in_a_part_that_is_listed() -> None:
     assert (state[:, 4] > 0).all() and (state[:, 4] < 2000).all()
 
 
+def test_parts_that_hold_much_end_where_the_rule_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four values of about the same weight: half of the tokens would be kept too much, or too little."""
+    for name in ("REFINE", "REGATHER", "DRAW"):
+        kernel = getattr(spec, name)
+        changed = dataclasses.replace(kernel, constants={**kernel.constants, "WIDE": 24})
+        monkeypatch.setattr(spec, name, changed)
+    vocab_size, num_rows = 600, 24
+    random = np.random.default_rng(14)
+    logits = np.stack([make_logits(random, "nearly equal", vocab_size) for _ in range(num_rows)])
+    rows = make_rows([{**DRAWN, "seed": i, "top_p": (0.3, 0.6, 0.8)[i % 3]} for i in range(num_rows)])
+    workspace = run.make_workspace(num_rows, vocab_size, "cpu").fill_(0x7F)
+    assert kernels_draw(logits, rows, workspace=workspace)["token"].tolist() == rule_draws(logits, rows)
+    assert (state_of(workspace, num_rows, vocab_size)[:, 4] > 24).all()
+
+
 def test_little_room_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every wide nucleus and every one that is read from the row has to end where one in the list does."""
     with_room_for(24, monkeypatch)
