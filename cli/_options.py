@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..runtime.async_engine import AsyncEngine
 from ..runtime.engine import Engine
 from ..runtime.engine_options import DEFAULT_FRACTION as DEFAULT_FRACTION
+from ..runtime.errors import InvalidArgumentError, UnsupportedError
+from ..runtime.executors.opening import AUTO, CPU, usable_target
+from ..runtime.manifest import load_manifest
 
 EngineDir = Annotated[
     Path, typer.Argument(metavar="ENGINE_DIR", help="An engine directory, made by plansmith build.")
@@ -23,14 +28,19 @@ Target = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        "--device", help="The GPU of a GPU target: its index or UUID; default: the first that runs the plan."
+        "--device",
+        metavar="GPU",
+        help="The GPU of a GPU target: its index or UUID (nvidia-smi -L); default: the first that runs the plan. "
+        "More in docs/serving.md, On a GPU.",
     ),
 ]
 CudaGraphs = Annotated[
     str,
     typer.Option(
         "--cuda-graphs",
-        help="Who captures a GPU target's decode steps: auto, own (always this program) or off.",
+        metavar="WHO",
+        help="Who captures a GPU target's decode steps: auto, own (always this program) or off; see docs/serving.md, "
+        "On a GPU.",
     ),
 ]
 KvCacheFraction = Annotated[
@@ -40,7 +50,9 @@ KvCacheFraction = Annotated[
         "--kv-cache-free-gpu-memory-fraction",  # trtllm-serve's name
         min=0.0,
         max=1.0,
-        help="Share of a GPU's free memory for the KV pools, where --kv-cache-bytes is 0.",
+        metavar="SHARE",
+        help=f"Share of a GPU's free memory for the KV pools, where --kv-cache-bytes is 0; {DEFAULT_FRACTION} by "
+        "default.",
     ),
 ]
 Threads = Annotated[
@@ -105,8 +117,48 @@ def open_engine(
     threads: int,
     **options: Any,
 ) -> Engine:
-    """Open the engine as the flags say.
+    """Open the engine as the flags say, and tell what "auto" chose.
 
     options : further arguments of Engine.open
+    raises InvalidArgumentError and UnsupportedError as check_device does, and what Engine.open raises
     """
-    return Engine.open(engine_dir, target, num_threads=threads, **options)
+    check_device(engine_dir, target, options.get("device"), options.get("cuda_graphs", "auto"))
+    engine = Engine.open(engine_dir, target, num_threads=threads, **options)
+    tell_target(engine, target)
+    return engine
+
+
+def check_device(engine_dir: Path, target: str, device: str | None, cuda_graphs: str) -> None:
+    """Refuse what is asked of a GPU where none would be used: InvalidArgumentError, with "auto" UnsupportedError."""
+    given = [
+        f"{flag} {value}"
+        for flag, value in (
+            ("--device", device),
+            ("--cuda-graphs", None if cuda_graphs == "auto" else cuda_graphs),
+        )
+        if value is not None
+    ]
+    if target == CPU and given:
+        raise InvalidArgumentError(
+            f"{' and '.join(given)} {'are' if len(given) > 1 else 'is'} of GPU targets, and the target is cpu; give "
+            "--target auto or a GPU target of the engine, or leave it out"
+        )
+    if target != AUTO or device is None:
+        return
+    manifest = load_manifest(engine_dir)
+    if usable_target(manifest, device=device) == CPU:
+        gpu = [name for name, one in manifest.targets.items() if one.sm]
+        why = f"give --target {gpu[0]} to be told why" if gpu else "it has the cpu target alone"
+        raise UnsupportedError(
+            f"--device {device} is asked for, and no GPU target of {engine_dir} can run on it here; {why}, or leave "
+            "--device out"
+        )
+
+
+def tell_target(engine: Engine | AsyncEngine, asked: str) -> None:
+    """Say on standard error, in one line, what "auto" chose."""
+    if asked != AUTO:
+        return
+    use = engine.device_use()
+    where = "" if use is None else f", on {use.name}"
+    print(f"plansmith: target auto is {engine.target}{where}", file=sys.stderr, flush=True)

@@ -240,7 +240,7 @@ def _run_one(engine: Engine, maker: PromptMaker, text: str, *, as_json: bool) ->
     handle = engine.submit(prompt.ids, prompt.params, new_text=prompt.new_text)
     with handle:
         if as_json:
-            print_json(completion_fields(handle.result()), indent=None)
+            print_json(completion_fields(handle.result()) | {"target": engine.target}, indent=None)
             return
         if prompt.params.num_outputs > 1:
             for output in handle.result().outputs:

@@ -146,6 +146,7 @@ def serve(
         salt_by_key=salt_by_key,
         access_log=access_log,
     )
+    options.check_device(engine_dir, target, device, cuda_graphs)
     # Before the engine is read: an address that is taken is told at once.
     sockets = listen_unix(uds) if uds is not None else listen(host, port)
     opening = {
@@ -193,6 +194,7 @@ def _open(
     adapters: Sequence[str],
 ) -> AsyncEngine:
     engine = AsyncEngine.open(engine_dir, target, num_threads=threads, **opening)
+    options.tell_target(engine, target)
     if chat_template is not None:
         if engine.tokenizer is None:
             raise InvalidArgumentError(
