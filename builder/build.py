@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..runtime.errors import BuildError, Error, InvalidArgumentError
+from ..runtime.errors import BuildError, Error, InvalidArgumentError, UnsupportedError
 from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_entries
 from ..runtime.manifest_entries import TargetEntry, TokenizerEntry
 from .build_key import target_key
@@ -42,6 +42,7 @@ class BuildPlan:
     draft : the recipe of what drafts for the targets; None = nothing does
     keep_draft : instead, whatever the directory has
     weight_streaming : weights of the GPU plans may stay in host memory
+    refused : targets that were asked for and cannot be built, of a build that keeps going; why
     """
 
     checkpoint: Checkpoint
@@ -51,6 +52,7 @@ class BuildPlan:
     draft: Precision | None = None
     keep_draft: bool = False
     weight_streaming: bool = False
+    refused: Mapping[str, Error] = dataclasses.field(default_factory=dict)
 
     def requests(self, out: pathlib.Path, workers: int | None = None) -> list[CompileRequest]:
         """Return what the compilers get: the targets' request, and their drafts'."""
@@ -71,6 +73,7 @@ def plan_build(
     draft: str | None = None,
     tokenizer: str | pathlib.Path | None = None,
     weight_streaming: bool = False,
+    keep_going: bool = False,
 ) -> BuildPlan:
     """Open the checkpoint and check what is asked for; nothing is read but its config and headers.
 
@@ -80,6 +83,7 @@ def plan_build(
         None = as the directory has it
     tokenizer : where the tokenizer is, if not in the checkpoint, see open_checkpoint
     weight_streaming : weights of the GPU plans that do not fit there stay in host memory and come over in every step
+    keep_going : plan without the targets that cannot be built, where others can; build_engine raises why in the end
     raises CheckpointError, InvalidArgumentError or UnsupportedError, before any work.
     """
     found = find_targets(targets)
@@ -94,11 +98,18 @@ def plan_build(
     made = make_limits(opened.spec.max_position_embeddings, **given)
     recipe = choose_precision(precision, opened, found)
     draft_recipe = None if draft is None else draft_precision(draft, recipe)
+    refused: dict[str, Error] = {}
     for target in found:
-        check_target(target, opened.spec, recipe)
-        if draft_recipe is not None:
-            check_target(target, opened.spec, draft_recipe)
-    return BuildPlan(opened, tuple(found), recipe, made, draft_recipe, draft is None, weight_streaming)
+        try:
+            check_target(target, opened.spec, recipe)
+            if draft_recipe is not None:
+                check_target(target, opened.spec, draft_recipe)
+        except UnsupportedError as error:
+            refused[target.name] = error
+            if not keep_going or len(refused) == len(found):
+                raise
+    left = tuple(target for target in found if target.name not in refused)
+    return BuildPlan(opened, left, recipe, made, draft_recipe, draft is None, weight_streaming, refused)
 
 
 def needed_disk(plan: BuildPlan, out_dir: str | pathlib.Path) -> int:
@@ -131,7 +142,7 @@ def build_engine(
     check_source_stays(plan.checkpoint.path, out)
     progress("checkpoint", "hashing", 0, 0)
     fingerprint = plan.checkpoint.fingerprint()
-    failures: dict[str, Error] = {}
+    failures: dict[str, Error] = dict(plan.refused)
     with replacing(out) as work:
         clear_failure_logs(out)
         old = old_manifest(out, fingerprint, plan.recipe, force=force)
@@ -151,6 +162,8 @@ def build_engine(
             and _is_same(old, plan, keys, kept, lost, tokenizer)
         ):
             work.keep_old()
+            if failures:
+                raise _summary(failures)
             return _report(plan, out, start, reports, kept)
         carried = {name: without_kernels(one) if name in outdated else one for name, one in kept.items()}
         entries = carry(carried, out, work)

@@ -38,7 +38,13 @@ def build(
         ),
     ] = None,
     precision: Annotated[
-        str, typer.Option("-p", "--precision", help="auto (the checkpoint's), fp32, fp16, bf16, int8, int4")
+        str,
+        typer.Option(
+            "-p",
+            "--precision",
+            help="auto (the checkpoint's), fp32, fp16, bf16, int8, int4, or the recipe of a checkpoint that plansmith "
+            "quantize made (fp8, nvfp4, int4_awq, ...; docs/quantization.md).",
+        ),
     ] = "auto",
     draft: Annotated[
         str | None,
@@ -104,7 +110,11 @@ def build(
         bool, typer.Option("--force", help="Compile again, and replace an engine of another model.")
     ] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="When a target fails, still write the others.")
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="When a target fails or cannot be built here, still write the others, and fail in the end.",
+        ),
     ] = False,
     workers: Annotated[
         int | None,
@@ -147,6 +157,7 @@ def build(
         draft=draft,
         tokenizer=tokenizer_dir,
         weight_streaming=weight_streaming,
+        keep_going=keep_going,
     )
     with BuildProgress(quiet=as_json) as progress:
         judge = _judge(plan, gate, against, sensitivity, progress)
@@ -224,6 +235,7 @@ def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:
         else plan.draft.name,
         "limits": dataclasses.asdict(plan.limits),
         "targets": [one.name for one in plan.targets],
+        **({"refused": {name: str(error) for name, error in plan.refused.items()}} if plan.refused else {}),
         "weight_streaming": plan.weight_streaming,
         "needed_disk_bytes": needed_disk(plan, output),
     }

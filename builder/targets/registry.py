@@ -78,7 +78,7 @@ def _no_compiler(name: str) -> str:
 
 def _refuse(typed: str) -> NoReturn:
     """Raise the error for a word that is no target; for the name of a GPU it says which target that is."""
-    sm = rtx.GPU_NAMES.get(re.sub("[ _-]|nvidia|geforce", "", typed.lower()))
+    sm = rtx.gpu_sm(typed)
     if sm is None:
         raise InvalidArgumentError(
             f"--target {typed!r} is not known; choose one or more of {', '.join(target_names())}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -18,6 +19,7 @@ from plansmith.builder import build as build_module
 from plansmith.builder import build_key, compile
 from plansmith.builder.build import build_engine, needed_disk, plan_build
 from plansmith.builder.build_report import BuildReport, read_targets
+from plansmith.cli import main
 from plansmith.runtime.errors import (
     BuildError,
     CheckpointError,
@@ -264,6 +266,43 @@ def test_a_failing_target(checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx:
     fake_rtx["sm89"] = None
     report = build(checkpoint, out, "cpu,sm86,sm89", precision="int8")
     assert statuses(report) == {"cpu": "kept", "sm86": "kept", "sm89": "built"}
+
+
+def test_keep_going_builds_what_can_be_built_here(
+    checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # sm75 has no INT4 weights, sm100 no GPU here.
+    with pytest.raises(UnsupportedError, match="sm75"):
+        plan_build(checkpoint, ["cpu,sm75"], precision="int4", limits=LIMITS)
+    plan = plan_build(checkpoint, ["cpu,sm75,sm89,sm100"], precision="int4", limits=LIMITS, keep_going=True)
+    assert [one.name for one in plan.targets] == ["cpu", "sm89"] and list(plan.refused) == ["sm75", "sm100"]
+    for _ in range(2):  # also where nothing is left to do
+        with pytest.raises(
+            BuildError, match=r"2 targets failed: sm75: .*no INT4 weights.*; sm100: "
+        ) as caught:
+            build_engine(plan, out, keep_going=True)
+        assert set(load_manifest(out).targets) == {"cpu", "sm89"}
+    assert caught.value.log_lines == ()
+    with pytest.raises(UnsupportedError, match="sm100"):
+        plan_build(checkpoint, ["sm75,sm100"], precision="int4", limits=LIMITS, keep_going=True)
+    limits = [f"--{name}={value}" for name, value in LIMITS.items()]
+    with pytest.raises(SystemExit) as exit_:
+        main(
+            [
+                "build",
+                str(checkpoint),
+                "-t",
+                "cpu,sm75",
+                "-p",
+                "int4",
+                "--keep-going",
+                "--dry-run",
+                "--json",
+                *limits,
+            ]
+        )
+    facts = json.loads(capsys.readouterr().out)
+    assert not exit_.value.code and facts["targets"] == ["cpu"] and "INT4" in facts["refused"]["sm75"]
 
 
 def test_a_target_that_failed_gets_no_draft(

@@ -40,24 +40,39 @@ TARGETS: dict[str, RtxTarget] = {
     )
 }
 
-# GPUs by the names people use -> compute capability, so that an error can say which target is meant.
+# GPUs by the names people use, as gpu_sm shortens them -> compute capability, so that an error can say which target is
+# meant.
 GPU_NAMES: dict[str, str] = {
     name: sm
     for sm, names in {
         "sm70": "v100",
-        "sm75": "t4 rtx2060 rtx2070 rtx2080 rtx2080ti",
-        "sm80": "a100 a30",
-        "sm86": "a2 a10 a10g a16 a40 rtx3060 rtx3070 rtx3080 rtx3090 rtxa4000 rtxa5000 rtxa6000",
-        "sm89": "l4 l40 l40s rtx4060 rtx4070 rtx4080 rtx4090 rtx6000ada",
+        "sm75": "t4 gtx1650 gtx1660 rtx2060 rtx2070 rtx2080 titanrtx",
+        "sm80": "a100 a100x a30 a800",
+        "sm86": "a2 a10 a10g a16 a40 rtx3050 rtx3060 rtx3070 rtx3080 rtx3090 rtxa2000 "
+        "rtxa4000 rtxa4500 rtxa5000 rtxa5500 rtxa6000",
+        "sm89": "l2 l4 l20 l40 l40s rtx4050 rtx4060 rtx4070 rtx4080 rtx4090 rtx2000ada rtx4000ada rtx4500ada "
+        "rtx5000ada rtx5880ada rtx6000ada",
         "sm90": "h20 h100 h200 h800 gh200",
         "sm100": "b100 b200 gb200",
         "sm103": "b300 gb300",
-        "sm120": "rtx5060 rtx5070 rtx5080 rtx5090 rtxpro6000",
+        "sm120": "rtx5050 rtx5060 rtx5070 rtx5080 rtx5090 rtxpro4000 rtxpro4500 rtxpro5000 rtxpro6000",
     }.items()
     for name in names.split()
 }
 
+# What nvidia-smi's names say beside the GPU: its maker, memory, form and edition.
+_NAME_WORDS = re.compile(
+    r"nvidia|geforce|tesla|generation|blackwell|edition|workstation|server|laptop|gpu|max|q|d|pcie|nvl|sff|sxm\d*|hbm\d*e?|"
+    r"\d+gb?"
+)
+
 _MIN_VERSION = (1, 7)
+
+
+def gpu_sm(name: str) -> str | None:
+    """Return the compute capability of a GPU by its name, such as "H100" or "NVIDIA H100 80GB HBM3"; None = unknown."""
+    words = [word for word in re.split(r"[\s_-]+", name.lower()) if not _NAME_WORDS.fullmatch(word)]
+    return GPU_NAMES.get(re.sub("(ti|super)*$", "", "".join(words)))
 
 
 def find_target(name: str) -> RtxTarget:
