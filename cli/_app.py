@@ -29,7 +29,7 @@ T = TypeVar("T")
 # name -> (module of this folder, function, one line for the list of commands)
 COMMANDS = {
     "build": ("build", "build", "Compile a checkpoint into an engine directory."),
-    "verify": ("verify", "verify", "Compare an engine's or a checkpoint's logits with the reference."),
+    "verify": ("verify", "verify", "Compare the cpu plan's logits with the reference's."),
     "quantize": ("quantize", "quantize", "Quantize a checkpoint with NVIDIA ModelOpt."),
     "eval": ("eval", "evaluate", "Measure what an engine's precision costs in quality."),
     "inspect": ("inspect", "inspect", "Show what an engine directory holds."),
@@ -89,8 +89,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _report_usage(error: Exception, given: Sequence[str], as_json: bool) -> None:
-    if type(error).__name__ == "NoArgsIsHelpError":  # with rich the help is on standard output already
-        print(str(error), end="", file=sys.stderr)
+    if type(error).__name__ == "NoArgsIsHelpError":  # its text is the help
+        print(str(error), file=sys.stderr)
         return
     text = usage_sentence(error, given)
     print(f"plansmith: {text}", file=sys.stderr)
@@ -145,12 +145,13 @@ def make_app(words: Sequence[str]) -> typer.Typer:
         help="Compile checkpoints into engines for CPUs and GPUs, check them, and run them.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # whose tables cut long option names off
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
     _register(app, COMMANDS, words)
     for name, (line, commands) in GROUPS.items():
-        group = typer.Typer(no_args_is_help=True, help=line)
+        group = typer.Typer(no_args_is_help=True, help=line, rich_markup_mode=None)
         group.callback()(_group)
         _register(group, commands, words[1:] if words[:1] == [name] else ())
         app.add_typer(group, name=name)

@@ -51,8 +51,7 @@ KvCacheFraction = Annotated[
         min=0.0,
         max=1.0,
         metavar="SHARE",
-        help=f"Share of a GPU's free memory for the KV pools, where --kv-cache-bytes is 0; {DEFAULT_FRACTION} by "
-        "default.",
+        help="Share of a GPU's free memory for the KV pools, where --kv-cache-bytes is 0.",
     ),
 ]
 Threads = Annotated[

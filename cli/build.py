@@ -43,7 +43,8 @@ def build(
             "-p",
             "--precision",
             help="auto (the checkpoint's), fp32, fp16, bf16, int8, int4, or the recipe of a checkpoint that plansmith "
-            "quantize made (fp8, nvfp4, int4_awq, ...; docs/quantization.md).",
+            "quantize made (fp8, fp8_per_channel, int8_sq, int8_wo, int4_awq, int4_wo, w4a8_awq, nvfp4, nvfp4_wo); see "
+            "docs/quantization.md",
         ),
     ] = "auto",
     draft: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,6 +33,24 @@ def test_every_command_has_help_and_json(plansmith: Run, command: tuple[str, ...
     result = plansmith(*command, "--help")
     assert result.status == 0
     assert "--json" in result.out
+
+
+@pytest.mark.parametrize("width", ["60", "200"])
+def test_help_shows_names_and_defaults_whole(
+    plansmith: Run, monkeypatch: pytest.MonkeyPatch, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    text = " ".join(plansmith("bench", "--help").out.split())
+    assert "--kv-cache-free-gpu-mem-fraction, --kv-cache-free-gpu-memory-fraction SHARE" in text
+    assert "[default: 0.9;" in text and "\u2026" not in text
+    assert text.count("docs/serving.md") >= 2  # --device, --cuda-graphs
+
+
+def test_every_precision_is_in_the_help_of_build(plansmith: Run) -> None:
+    from plansmith.builder.precision import PRECISIONS, RECIPES
+
+    text = plansmith("build", "--help").out
+    assert {*PRECISIONS, *RECIPES} <= set(re.findall(r"\w+", text)) and "docs/quantization.md" in text
 
 
 def test_version(plansmith: Run) -> None:
