@@ -35,7 +35,7 @@ VERIFY = "verify"  # what progress is told of, where a build names a target
 
 @dataclasses.dataclass(frozen=True)
 class VerifyReport:
-    """All comparisons; notes say what could not be compared."""
+    """All comparisons; notes say of each target of an engine what was checked."""
 
     checkpoint: str
     precision: str

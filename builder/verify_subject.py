@@ -111,9 +111,13 @@ def _engine_subject(
         )
     opened = open_recorded(path, manifest, checkpoint)
     notes = [
-        f"target {name} runs on {' '.join(target.sm)} only; its files are whole"
+        f"target {name}: "
+        + (
+            f"files whole (sha256); its plan was not run, it needs a GPU that is {' or '.join(target.sm)}"
+            if target.sm
+            else "files whole (sha256); its plan was run and its logits compared"
+        )
         for name, target in manifest.targets.items()
-        if target.sm
     ]
     return Subject(
         opened,

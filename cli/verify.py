@@ -50,6 +50,7 @@ def verify(
 ) -> None:
     """Compare the cpu plan's logits with the reference, on mixed steps of prefill chunks and decode tokens.
 
+    Of an engine's GPU targets it checks the files alone, and says so: their plans are not run.
     Ends with exit code 1 when a comparison fails its threshold.
     """
     from ..builder.verify import REFEREES, VERIFY, has_transformers

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plansmith.builder.build import build_engine, plan_build
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import of_checkpoint, precision
@@ -45,6 +46,27 @@ def test_a_right_engine_passes(tiny_checkpoint: GetCheckpoint, name: str) -> Non
     assert kinds(report) == {("cpu", "reference")} | (
         {("reference", "unrounded")} if name.startswith("int") else set()
     )
+
+
+def test_it_is_said_of_each_target_what_was_checked(
+    tiny_checkpoint: GetCheckpoint, fake_rtx: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    out = tmp_path / "engine"
+    limits = {"max_batch_size": 4, "max_num_tokens": 32, "max_seq_len": 64, "tokens_per_block": 8}
+    build_engine(
+        plan_build(tiny_checkpoint("llama"), ["cpu", "sm89", "rtx"], limits=limits, precision="int8"), out
+    )
+    with open_subject(out) as subject:
+        notes = {note.partition(":")[0]: note for note in subject.notes}
+        assert verify(subject, **SMALL).notes == subject.notes
+    assert list(notes) == ["target cpu", "target rtx", "target sm89"]
+    assert notes["target cpu"].endswith("its plan was run and its logits compared")
+    assert notes["target sm89"].endswith("its plan was not run, it needs a GPU that is sm89")
+    assert notes["target rtx"].endswith("it needs a GPU that is sm80 or sm86 or sm89 or sm120")
+    plan = out / "targets" / "sm89" / "model.plan"
+    plan.write_bytes(plan.read_bytes()[::-1])
+    with pytest.raises(EngineFileError, match="sm89"), open_subject(out):
+        pass
 
 
 @dataclasses.dataclass(frozen=True)
