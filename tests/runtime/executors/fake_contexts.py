@@ -37,7 +37,8 @@ class ExecutionContext:
         self.engine._num_contexts -= 1
         memory = self._cuda.memory
         pending = {id(work) for work in self._cuda.streams.pending}
-        if any(one() is not None and id(one()) in pending for one in self._in_flight):
+        is_broken = self._cuda.streams.fault is not None  # nothing that is queued will ever run
+        if not is_broken and any(one() is not None and id(one()) in pending for one in self._in_flight):
             memory.violations.append("a context was destroyed while a run of it was queued")
         if self._own is not None:
             memory.free(self._own.address, "engine")
