@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_machine import Machine
 from plansmith.builder.batch import StepBatch
+from plansmith.plugins.sampling import spec
 from plansmith.runtime.batch import LOGIT_EDIT, ROW_SAMPLE, SAMPLING_ROW, StepSampling
 from plansmith.runtime.executors import rectangular
 from plansmith.runtime.executors.executor import TensorRtExecutor
@@ -177,10 +178,39 @@ def test_rows_that_nobody_wants_are_not_drawn(machine: Machine, rtx_engine: GetE
     launch(executor, step_of([6], [6], []))
     assert executor.collect(greedy(0)).size == 0
     assert machine.cuda.num_launches == 0
+    launch(executor, step_of([6], [6], [5]))  # the workspace of more rows than before is another
+    assert executor.collect(greedy(1)).size == 1
     step = step_of([1] * 8, [4] * 8, [2, 5])
     launch(executor, step)
     logits = np.array(executor.collect(None))
     launch(executor, step)
     samples = executor.collect(greedy(2))
     assert logits.shape[0] == 2 and samples["token"].tolist() == logits.argmax(axis=1).tolist()
+    executor.close()
+
+
+def test_a_bucket_is_set_again_behind_a_run_without_one(machine: Machine, rtx_engine: GetEngine) -> None:
+    """7 unwanted decode rows, padded, and 4 of a chunk would be too many: that run has its own shape."""
+    executor = opened(machine, rtx_engine)
+    decode = step_of([1] * 7, [4] * 7, list(range(7)))
+    launch(executor, decode)
+    first = np.array(executor.collect(None))
+    launch(executor, step_of([1] * 7 + [4], [4] * 8, [7, 8, 9, 10]))
+    assert executor.collect(None).shape[0] == 4
+    launch(executor, decode)
+    assert np.array_equal(first, executor.collect(None))
+    executor.close()
+
+
+def test_regions_of_the_workspace_are_those_of_each_number_of_rows(
+    machine: Machine, rtx_engine: GetEngine
+) -> None:
+    executor = opened(machine, rtx_engine)
+    sampler = executor._parts.sampler
+    assert sampler is not None
+    for count in (1, 2, 1):
+        launch(executor, step_of([1] * count, [4] * count, list(range(count))))
+        executor.collect(greedy(count))
+        for name, one in spec.regions(count, rtx_engine().spec.vocab_size).items():
+            assert sampler._cells[name].value == sampler._workspace + one.offset, (count, name)
     executor.close()
