@@ -1,13 +1,24 @@
 #!/usr/bin/env bash
 # One call that checks and measures the GPU kernels on this machine; see bench/gpu/check.py and docs/gpu.md.
-#   bench/gpu_check.sh [--dry-run] [--stages a,b] [--output FILE] [--seed N] [--budget-s S]
-# PYTHON: the interpreter to use (default: the clone's .venv where there is one, else python3).
+#   bench/gpu_check.sh [--dry-run] [--stages a,b] [--ops a,b] [--output FILE] [--seed N] [--budget-s S]
+# PYTHON: the interpreter to use (default: the first of the clone's .venv and python3 whose torch has CUDA).
 # PLANSMITH_TREE: a folder with the package plansmith to check (default: this clone, nothing installed).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ -z ${PYTHON:-} ]]; then
-  PYTHON=python3
-  [[ -x $root/.venv/bin/python ]] && "$root/.venv/bin/python" -c '' 2>/dev/null && PYTHON=$root/.venv/bin/python
+  # `make test` leaves a CPU build of torch in .venv, `make demo` none.
+  dry=
+  for word in "$@"; do [[ $word == --dry-run ]] && dry=--dry-run; done
+  for one in "$root/.venv/bin/python" python3; do
+    command -v "$one" >/dev/null || continue
+    if said=$("$one" "$root/bench/gpu/torch_here.py" $dry 2>/dev/null); then
+      PYTHON=$one
+      echo "gpu_check: $one ($said)" >&2
+      break
+    fi
+    echo "gpu_check: not $one: ${said:-it does not start}" >&2
+  done
+  PYTHON=${PYTHON:-python3}  # which says what is missing, behind what is wrong with the options
 fi
 tree=${PLANSMITH_TREE:-}
 if [[ -z $tree ]]; then

@@ -172,19 +172,22 @@ def arguments() -> argparse.Namespace:
         parser.error(str(error.args[0]))
     except OSError as error:
         parser.error(f"{options.output} cannot be written ({error.strerror}); give another --output")
-    if not options.dry_run and (lack := no_gpu()):
-        parser.error(f"{lack}; run it where there is a CUDA device, or with --dry-run")
+    if lack := lacking(options.dry_run):
+        fix = "set PYTHON to one that has torch and triton 3.6 or later"
+        if not options.dry_run:
+            fix = "set PYTHON to one whose torch has CUDA, on a machine with a GPU, or give --dry-run"
+        parser.error(f"{lack} ({sys.executable}); {fix}")
     return options
 
 
-def no_gpu() -> str | None:
-    """Return why torch has no GPU, None where it has one; asked in a process of its own, which lets go of it."""
-    code = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if asked.returncode == 3:
-        return "torch sees no CUDA device here"
-    last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
-    return None if asked.returncode == 0 else f"torch cannot be loaded by {sys.executable} ({last})"
+def lacking(dry_run: bool) -> str | None:
+    """Return what this Python lacks for the check; asked in a process of its own, which lets go of the GPU."""
+    command = [sys.executable, str(HERE / "torch_here.py"), *(["--dry-run"] if dry_run else [])]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    if asked.returncode == 0:
+        return None
+    said = (asked.stdout.strip() or asked.stderr.strip() or f"exit status {asked.returncode}").splitlines()
+    return said[-1]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from attention_problem import TORCH
 from bench_device import Device
 from finding import Findings
 from plansmith.plugins.gather_last.run import gather_last
@@ -12,7 +13,7 @@ def run(device: Device, findings: Findings) -> None:
     """Gather at odd sizes in every type."""
     if device.shard:
         return
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+    for dtype in (*(TORCH[name] for name in device.dtypes()), torch.float32):
         for tokens, hidden in device.pick(((4096, 4096), (77, 1000), (3, 5)), ((7, 50),)):
             with findings.guarded(f"gather_last: {dtype}, {tokens} x {hidden}"):
                 held = device.normal(tokens, hidden, dtype=dtype)

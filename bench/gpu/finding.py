@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from results import MEASURED, MET, MISSED, NOTE, RIGHT, SKIPPED, WRONG, Row, append_row
+from results import DRY_RUN, MEASURED, MET, MISSED, NOTE, RIGHT, SKIPPED, WRONG, Row, append_row
 
 
 class Findings:
@@ -69,12 +69,15 @@ class Findings:
         less_is_better: bool = False,
         minor: bool = False,
     ) -> None:
-        """Tell a speed and what it is beside; a goal is met where the ratio reaches it. A dry run judges no speed."""
+        """Tell a speed and what it is beside; a goal is met where the ratio reaches it. A dry run tells none."""
+        if self._dry_run:
+            self.add(Row(case, DRY_RUN, unit=unit, peer=peer, minor=minor))
+            return
         ratio = None
         if peer_value:
             ratio = peer_value / value if less_is_better else value / peer_value
         verdict = MEASURED
-        if goal is not None and ratio is not None and not self._dry_run:
+        if goal is not None and ratio is not None:
             verdict = MET if ratio >= goal else MISSED
         self.add(Row(case, verdict, value, unit, peer, peer_value, ratio, goal, detail, minor))
 

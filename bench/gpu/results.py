@@ -12,8 +12,9 @@ from typing import Any
 VERSION = 1
 RIGHT, WRONG = "right", "WRONG"
 MET, MISSED, MEASURED = "met", "missed", "measured"
+DRY_RUN = "dry run"  # it ran, and what it took means nothing
 SKIPPED, NOTE = "skipped", "note"
-VERDICTS = (RIGHT, WRONG, MET, MISSED, MEASURED, SKIPPED, NOTE)
+VERDICTS = (RIGHT, WRONG, MET, MISSED, MEASURED, DRY_RUN, SKIPPED, NOTE)
 
 
 @dataclasses.dataclass(frozen=True)

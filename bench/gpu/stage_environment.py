@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import torch
+from attention_problem import TORCH
 from bench_device import Device
 from finding import Findings
 
@@ -38,7 +39,7 @@ def run(device: Device, findings: Findings) -> None:
         )
     findings.note("nvidia-smi, idle", _smi())
     findings.rate("copy, read and written", device.copy_rate() / 1e9, "GB/s")
-    for dtype in (torch.float16, torch.bfloat16):
+    for dtype in (TORCH[name] for name in device.dtypes()):
         n = device.pick(8192, 64)
         a, b = device.normal(n, n, dtype=dtype), device.normal(n, n, dtype=dtype)
         seconds = device.times({"product": lambda a=a, b=b: a @ b})["product"]

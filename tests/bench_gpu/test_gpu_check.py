@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -94,7 +95,47 @@ def test_an_unknown_stage_and_a_missing_gpu_are_told(tmp_path: Path) -> None:
     hidden = dict(os.environ, PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
     done = subprocess.run(command, capture_output=True, text=True, env=hidden, timeout=120)
     assert done.returncode == 2
-    assert "torch sees no CUDA device here; run it where" in done.stderr
+    assert re.search(
+        r"torch (sees no CUDA device here|\(\S+\) has no CUDA) \(.*\); set PYTHON to one", done.stderr
+    )
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """Return a Python without packages, as `make demo` leaves one without torch."""
+    python = tmp_path / "bare"
+    python.write_text(f'#!/bin/sh\nexec "{sys._base_executable}" -I -S "$@"\n')  # type: ignore[attr-defined]
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_python_without_torch_is_told(bare: Path, flags: list[str]) -> None:
+    asked = [str(bare), str(ROOT / "bench/gpu/torch_here.py"), *flags]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert done.returncode == 3 and done.stdout == "this Python has no numpy\n" and not done.stderr
+
+
+def test_the_first_python_that_can_is_taken_and_why_not_the_others(tmp_path: Path, bare: Path) -> None:
+    root = tmp_path / "clone"
+    (root / "bench").mkdir(parents=True)
+    shutil.copy(ROOT / "bench/gpu_check.sh", root / "bench")
+    (root / "bench/gpu").symlink_to(ROOT / "bench/gpu")
+    (root / ".venv/bin").mkdir(parents=True)
+    (root / ".venv/bin/python").symlink_to(bare)
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (bin_ / "python3").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    environment.pop("PYTHON", None)
+    command = ["bash", str(root / "bench/gpu_check.sh"), "--dry-run", "--stages", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert f"gpu_check: not {root}/.venv/bin/python: this Python has no numpy\n" in done.stderr
+    assert "gpu_check: python3 (torch 2" in done.stderr and "no stage is called 'none'" in done.stderr
+    (bin_ / "python3").write_text(f'#!/bin/sh\nexec "{bare}" "$@"\n')
+    done = subprocess.run(command[:-3], capture_output=True, text=True, env=environment)
+    assert "gpu_check: not python3: this Python has no numpy\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -131,6 +172,16 @@ def test_a_terminated_check_ends_its_stage(tmp_path: Path, tree: Path) -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{stage[0]}").exists()
     assert not list(tmp_path.glob("gpu_check_*"))
+
+
+def test_a_dry_run_tells_no_time_and_has_no_bfloat16(tmp_path: Path) -> None:
+    done, report = check(tmp_path / "out.json", "--stages", "environment,correctness", "--ops", "gather_last")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [row for stage in report["stages"].values() for row in stage["rows"]]
+    assert "measured" not in {row["verdict"] for row in rows}
+    dry = [row for row in rows if row["verdict"] == "dry run"]
+    assert len(dry) >= 2 and {(row["value"], row["peer_value"], row["ratio"]) for row in dry} == {(None,) * 3}
+    assert not [row for row in rows if "bf16" in row["case"] or "bfloat16" in row["case"]]
 
 
 @pytest.mark.slow
