@@ -1,8 +1,8 @@
 """Compiles kernels ahead of time, for GPUs that need not be there, in processes of their own.
 
-    python -m plansmith.plugins.aot --output DIR [--sm 80,90] [--op sampling] [--jobs 2] [--json]
+    python -m plansmith.plugins.aot [--output DIR] [--sm 80,90] [--op sampling] [--jobs 2] [--json]
 
-compiles all of the catalog and reports registers, shared memory and spills.
+compiles all of the catalog and reports registers, shared memory and spills; what was compiled is kept in DIR.
 """
 
 from __future__ import annotations

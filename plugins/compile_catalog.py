@@ -34,14 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     try:
         version = triton_version()
-        _make(asked.output)
+        if asked.output is not None:
+            _make(asked.output)
         compiled = compile_tasks(tasks, asked.jobs, progress=_progress if sys.stderr.isatty() else None)
     except Error as error:
         print("\n".join([*getattr(error, "log_lines", ()), f"error: {error}"]), file=sys.stderr)
         return 1
     report = make_report(compiled, version, time.monotonic() - start)
     try:
-        _write(asked.output, compiled, report)
+        if asked.output is not None:
+            _write(asked.output, compiled, report)
     except OSError as error:
         print(f"error: {_unusable(asked.output, error)}", file=sys.stderr)
         return 1
@@ -67,7 +69,12 @@ def _faults(one: CompiledKernel) -> list[str]:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m plansmith.plugins.aot", description=__doc__)
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="cubins, PTX and " + REPORT_NAME)
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        metavar="DIR",
+        help=f"where cubins, PTX and {REPORT_NAME} go; default: nothing is kept, the table is printed",
+    )
     parser.add_argument(
         "--sm", type=_sms, default=DEFAULT_SMS, help="such as 80,90; default: one of each kind"
     )

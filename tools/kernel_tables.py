@@ -146,10 +146,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--from", dest="report", type=Path)
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args(arguments)
-    if asked.report is not None:
-        results = results_of(json.loads(asked.report.read_text()))
-    else:
-        results = json.loads(_RESULTS.read_text())
+    source = asked.report or _RESULTS
+    try:
+        read = json.loads(source.read_text())
+        results = read if asked.report is None else results_of(read)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else f"it is no report of kernels: {error!r}"
+        print(
+            f"error: {source} cannot be read ({problem}); run make kernels, then "
+            "tools/kernel_tables.py --from build/kernels/resources.json",
+            file=sys.stderr,
+        )
+        return 1
     page = _PAGE.read_text()
     if asked.check:
         stale = _lacking(results)

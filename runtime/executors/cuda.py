@@ -101,8 +101,9 @@ class Driver:
                 if not _is(error, NO_DEVICE)
                 else "the driver sees no GPU"
             )
+            why = error if isinstance(error, CudaError) else "libcuda.so.1 cannot be loaded"
             raise UnsupportedError(
-                f"{text} ({error}); check that `nvidia-smi` lists a GPU, in a container that it was started with "
+                f"{text} ({why}); check that `nvidia-smi` lists a GPU, in a container that it was started with "
                 "--gpus all, and that CUDA_VISIBLE_DEVICES names one; or open the cpu target"
             ) from error
 

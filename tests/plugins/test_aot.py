@@ -268,6 +268,15 @@ def test_the_report(
     assert "attention_combine_fp16_same_d128" in turing and COMBINE.name not in turing
 
 
+def test_without_an_output_only_the_table_is_made(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compile_catalog, "compile_tasks", fake())
+    monkeypatch.chdir(tmp_path)
+    assert compile_catalog.main(["--sm", "80", "--op", "sampling"]) == 0
+    assert "none of them spill" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("sm", "code"), [(80, 1), (90, 1), (75, 0), (120, 0)])
 def test_spills_where_kernels_are_tuned_are_an_error(
     tmp_path: pathlib.Path,

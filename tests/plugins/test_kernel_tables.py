@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,19 @@ def test_a_stale_page_or_catalog_is_an_error(
     monkeypatch.setattr(kernel_tables, "catalog", lambda sm: catalog(sm)[1:])
     assert kernel_tables.main(["--check"]) == 1
     assert "is not the catalog's (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--check"], [], ["--from", "none.json"], ["--from", "other.json"]])
+def test_a_report_that_is_not_there_or_none_is_one_sentence(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.chdir(files)
+    (files / "other.json").write_text("{}")
+    assert kernel_tables.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"error: \S+ cannot be read \((No such file|it is no report).*\); run make kernels, .*\n", said
+    )
 
 
 def test_the_page_is_not_stale() -> None:

@@ -135,8 +135,12 @@ def test_auto_goes_by_the_device_that_is_named(installed: World, monkeypatch: py
 
 def test_a_machine_without_a_driver_or_a_gpu(rtx_engine: Any) -> None:
     missing = World(rtx_engine(), missing=True)
-    with pytest.raises(UnsupportedError, match=r"no working NVIDIA driver.*nvidia-smi.*open the cpu target"):
+    with pytest.raises(
+        UnsupportedError, match=r"no working NVIDIA driver.*nvidia-smi.*open the cpu target"
+    ) as caught:
         missing.open()
+    # Without cuda-python's own words about where it searched.
+    assert "no working NVIDIA driver (libcuda.so.1 cannot be loaded); check" in str(caught.value)
     none = World(rtx_engine(), num_devices=0)
     with pytest.raises(UnsupportedError, match=r"sees no GPU.*CUDA_VISIBLE_DEVICES"):
         none.open()
