@@ -35,3 +35,28 @@ def check_greedy(path: Path, prompts: list[list[int]], got: list[list[int]], len
         assert behind.max() <= 20 * 2.0**-11 * np.abs(logits).max(), (prompt, out, behind)
         num_best += int((behind == 0).sum())
     assert num_best >= 0.9 * sum(map(len, got))  # near ties are few
+
+
+def check_engine_runs(path: Path, engine: Engine, *, draws_on_device: bool) -> None:
+    """See that an open GPU engine gives the cpu target's tokens: chunks, mixed steps, buckets that come again.
+
+    path : its directory, with a cpu target
+    draws_on_device : it has to draw tokens there; logits come to the host only where somebody asks for them
+    """
+    assert engine.target not in (None, "cpu") and engine.device_use() is not None
+    assert engine.model_info.samples_rows == draws_on_device
+    for _ in range(2):  # the second time decode steps are replays of graphs, where there are any
+        check_greedy(path, PROMPTS, tokens(engine.generate(PROMPTS, GREEDY)))
+    # The same tokens on the way that draws: top_k 1 leaves one, whatever the temperature and the seed.
+    drawn = dataclasses.replace(GREEDY, max_tokens=6, temperature=0.8, top_k=1, seed=5, logprobs=2)
+    made = engine.generate(PROMPTS, drawn)
+    check_greedy(path, PROMPTS, tokens(made), 6)
+    for one in made:
+        for entry in one.outputs[0].logprobs or ():
+            (best, best_logprob), (_, second_logprob) = entry.top
+            assert best == entry.token_id and 0 >= best_logprob == entry.logprob >= second_logprob
+    # With logits asked for the core draws, whatever the device could.
+    asked = dataclasses.replace(GREEDY, return_generation_logits=True)
+    made = engine.generate(PROMPTS[:2], asked)
+    for one in made:
+        assert (np.array(one.generation_logits).argmax(axis=-1) == one.token_ids).all()
