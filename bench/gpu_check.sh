@@ -2,6 +2,7 @@
 # One call that checks and measures the GPU kernels on this machine; see bench/gpu/check.py and docs/gpu.md.
 #   bench/gpu_check.sh [--dry-run] [--stages a,b] [--ops a,b] [--output FILE] [--seed N] [--budget-s S]
 # PYTHON: the interpreter to use (default: the first of the clone's .venv and python3 whose torch has CUDA).
+# PLANSMITH_LIBRARY: the folder of the built core (default: that of a plansmith installed in that Python, if any).
 # PLANSMITH_TREE: a folder with the package plansmith to check (default: this clone, nothing installed).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,6 +20,11 @@ if [[ -z ${PYTHON:-} ]]; then
     echo "gpu_check: not $one: ${said:-it does not start}" >&2
   done
   PYTHON=${PYTHON:-python3}  # which says what is missing, behind what is wrong with the options
+fi
+if [[ -z ${PLANSMITH_LIBRARY:-} ]]; then
+  # The core of an installed plansmith (`make build`), without which stage `tests` opens no engine.
+  find='import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("plansmith").origin).parent / "runtime")'
+  core=$(cd / && "$PYTHON" -c "$find" 2>/dev/null) && [[ -e $core/plansmith.cdef ]] && export PLANSMITH_LIBRARY=$core
 fi
 tree=${PLANSMITH_TREE:-}
 if [[ -z $tree ]]; then

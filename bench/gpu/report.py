@@ -1,4 +1,4 @@
-"""Fills the table of docs/gpu.md from docs/results/gpu_check.json, so that what it says is what was measured.
+"""Fills the table and the status line of docs/gpu.md from docs/results/gpu_check.json: they say what was measured.
 
     python bench/gpu/report.py --write              puts the table in
     python bench/gpu/report.py --check              exit status 1 where the page says anything else
@@ -24,6 +24,8 @@ PAGE = ROOT / "docs" / "gpu.md"
 RESULT = ROOT / "docs" / "results" / "gpu_check.json"
 BEGIN = "<!-- measured: made by bench/gpu/report.py -->"
 END = "<!-- measured: end -->"
+STATUS_BEGIN = "<!-- status: made by bench/gpu/report.py -->"
+STATUS_END = "<!-- status: end -->"
 SPEEDS = (results.MET, results.MISSED, results.MEASURED)
 GOAL_WORDS = {
     "decode": "at least 0.85 of the device's own copy at batch 64, context 4096",
@@ -45,6 +47,15 @@ def load(path: Path) -> dict[str, Any] | None:
     if report["version"] != results.VERSION:
         raise ValueError(f"{path} has version {report['version']}, this report reads {results.VERSION}")
     return report
+
+
+def status(report: dict[str, Any] | None) -> str:
+    """Return in one line what was measured, for the page's top."""
+    if report is None:
+        return "**Measured so far: nothing.** The check below has not run on a GPU; its goals are [in a table](#measured)."
+    notes = {row["case"]: row["detail"] for row in report["stages"].get("environment", {}).get("rows", [])}
+    what = f"{report['date']}: {results.summary(report)}; [more](#measured)."
+    return f"**Measured** on {notes.get('GPU', 'a GPU')}, {what}"
 
 
 def section(report: dict[str, Any] | None) -> str:
@@ -95,12 +106,15 @@ def table(header: tuple[str, ...], rows: list[Any]) -> str:
     return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
-def filled(page: str, measured: str) -> str:
-    """Return the page with its measured part replaced. ValueError: the marks are not there once each."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"{PAGE} has to have one line {BEGIN!r} and one {END!r}")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{measured}\n\n{END}{rest.split(END)[1]}"
+def filled(page: str, report: dict[str, Any] | None) -> str:
+    """Return the page with its measured parts replaced. ValueError: the marks are not there once each."""
+    parts = ((STATUS_BEGIN, STATUS_END, status(report)), (BEGIN, END, section(report)))
+    for begin, end, text in parts:
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"{PAGE} has to have one line {begin!r} and one {end!r}")
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}"
+    return page
 
 
 def main() -> int:
@@ -118,7 +132,7 @@ def main() -> int:
             RESULT.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(options.json, RESULT)
         page = PAGE.read_text()
-        wanted = filled(page, section(load(RESULT)))
+        wanted = filled(page, load(RESULT))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

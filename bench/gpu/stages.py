@@ -32,7 +32,7 @@ STAGES = (
     Stage("sampling", "sampling beside torch's operations", 45),
     Stage("step", "a decode step of Llama-3-8B's shape beside transformers", 170),
     Stage("rtx", "what TensorRT-RTX says about this GPU", 30),
-    Stage("tests", "tests marked gpu", 60),
+    Stage("tests", "tests marked gpu, engines among them", 150),
 )
 NAMES = tuple(stage.name for stage in STAGES)
 OPS = ("gather_last", "kv_write", "sampling", "rejection", "attention")

@@ -52,6 +52,14 @@ def test_a_result_fills_the_table() -> None:
     assert "| decode | 1 | 0 | 1 | done, 3.0 s |" in text
 
 
+def test_the_status_line_says_whether_there_is_a_result() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    assert "**Measured so far: nothing.**" in report_module.filled(page, None)
+    filled = report_module.filled(page, made())
+    assert "**Measured** on a GPU, 2026-01-01: 1 right, 0 wrong; goals: 1 met, 0 missed;" in filled
+    assert "Measured so far: nothing" not in filled and "| b | 4000 GB/s |" in filled
+
+
 def test_without_a_result_nothing_is_claimed() -> None:
     text = report_module.section(None)
     assert text.count("not yet measured") == len(stages.STAGES)
