@@ -52,7 +52,7 @@ def load(path: Path) -> dict[str, Any] | None:
 def status(report: dict[str, Any] | None) -> str:
     """Return in one line what was measured, for the page's top."""
     if report is None:
-        return "**Measured so far: nothing.** The check below has not run on a GPU; its goals are [in a table](#measured)."
+        return "**Measured so far: nothing.** The check has not run on a GPU; its goals are [in a table](#measured)."
     notes = {row["case"]: row["detail"] for row in report["stages"].get("environment", {}).get("rows", [])}
     what = f"{report['date']}: {results.summary(report)}; [more](#measured)."
     return f"**Measured** on {notes.get('GPU', 'a GPU')}, {what}"
