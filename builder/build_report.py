@@ -84,5 +84,5 @@ def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:
 
 def _read_target(one: dict[str, Any]) -> TargetReport:
     report = TargetReport(**one)
-    lists = {name: tuple(getattr(report, name)) for name in ("warnings", "log_tail", "notes")}
+    lists: dict[str, Any] = {name: tuple(getattr(report, name)) for name in ("warnings", "log_tail", "notes")}
     return dataclasses.replace(report, **lists)

@@ -217,12 +217,10 @@ def test_build_with_a_draft_by_trtllm_builds_flags(
     )
     assert result.status == 0, result.err
     assert "cpu/draft" in result.out and "draft int4" in result.out
-    for name in (
-        "--speculative_decoding_mode draft_tokens_external",
-        "--max_draft_len 8",
-        "--lora_plugin auto",
-    ):
+    for name in ("--speculative_decoding_mode draft_tokens_external", "--max_draft_len 8"):
         assert f"note: {name} is ignored: any engine " in result.err
+    assert "note: --lora_plugin auto is ignored: the cpu target takes LoRA adapters" in result.err
+    assert "for a GPU target merge them into the checkpoint" in result.err
     manifest = load_manifest(out)
     assert manifest.limits.max_beam_width == 4
     assert manifest.draft is not None and manifest.draft.precision == "int4"
