@@ -84,5 +84,9 @@ def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:
 
 def _read_target(one: dict[str, Any]) -> TargetReport:
     report = TargetReport(**one)
-    lists: dict[str, Any] = {name: tuple(getattr(report, name)) for name in ("warnings", "log_tail", "notes")}
-    return dataclasses.replace(report, **lists)
+    return dataclasses.replace(
+        report,
+        warnings=tuple(report.warnings),
+        log_tail=tuple(report.log_tail),
+        notes=tuple(report.notes),
+    )

@@ -144,7 +144,8 @@ Formula::Formula(const std::string& text) {
     words_.push_back(word);
   }
   if (depth != 1)
-    throw PluginError("the field kernels is damaged: '" + text + "' is no formula of T, B, MB and NB");
+    throw PluginError("the field kernels is damaged: '" + text +
+                      "' is no formula of T, B, MB and NB");
 }
 
 int64_t Formula::At(const StepDims& dims) const {
