@@ -68,7 +68,7 @@ class EngineOptions:
                        theirs; when all who wait do, the one that holds the fewest is next; (0, 1]
 
     draft_mode : "off", "model" (draft_executor proposes) or "ngram" (what followed the same tokens before)
-    max_draft_len : most draft tokens of a sequence in a step; 0 = 8
+    max_draft_len : most draft tokens of a sequence in a step; 0 = 8, or as many as a step has rows for
     adaptive_draft_len : fewer, down to none, where they are refused or cost more than they bring
     ngram_max, ngram_min : longest and shortest match of a lookup, in tokens
     draft_executor : of draft_mode "model"; the engine owns it like its executor

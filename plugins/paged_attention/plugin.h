@@ -48,7 +48,8 @@ struct StepDims {
   int64_t blocks;
 };
 
-// A number in terms of T, B, MB and NB, in reverse Polish notation: "T 16 / B +". Division rounds down.
+// A number in terms of T, B, MB and NB, in reverse Polish notation: "T 16 / B +". Division rounds
+// down.
 class Formula {
  public:
   // Throws PluginError unless the text leaves one number.

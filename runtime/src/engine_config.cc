@@ -13,6 +13,7 @@ namespace plansmith {
 namespace {
 
 constexpr uint64_t kDefaultMaxKvBytes = uint64_t{1} << 30;
+constexpr int32_t kDefaultDraftLen = 8;
 
 #define END(field) PSM_FIELD_END(psm_executor, field)
 const FieldEnds kExecutorEnds = {END(close),     END(last_error),   END(copy_blocks),
@@ -145,8 +146,7 @@ void CheckRange(const char* name, int32_t value, int32_t least, int32_t most) {
 
 void CheckDraftOptions(psm_engine_options* o) {
   CheckRange("draft_mode", o->draft_mode, PSM_DRAFT_OFF, PSM_DRAFT_NGRAM);
-  if (o->max_draft_len == 0) o->max_draft_len = 8;
-  CheckRange("max_draft_len", o->max_draft_len, 1, 64);
+  CheckRange("max_draft_len", o->max_draft_len, 0, 64);
   if (o->ngram_max == 0) o->ngram_max = 4;
   if (o->ngram_min == 0) o->ngram_min = std::min(2, o->ngram_max);
   CheckRange("ngram_max", o->ngram_max, 1, 16);
@@ -232,6 +232,13 @@ void CheckDraft(const EngineConfig& config) {
   at_least("max_num_tokens", "--max-num-tokens", draft.max_num_tokens, target.max_batch_size);
 }
 
+// Unless the caller says otherwise, kDefaultDraftLen or what a step has rows for.
+int32_t DraftLength(const EngineConfig& config) {
+  if (config.options.max_draft_len != 0) return config.options.max_draft_len;
+  const int32_t rows = std::min(config.info.max_num_tokens, config.info.max_logits_rows);
+  return std::clamp(rows - 1, 1, kDefaultDraftLen);
+}
+
 // A sequence with all its draft tokens has to fit a step.
 void CheckDraftLength(const EngineConfig& config) {
   const int32_t rows = 1 + config.options.max_draft_len;
@@ -303,6 +310,7 @@ EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_opt
     config.can_copy = config.can_copy && config.draft.copy_blocks != nullptr;
     config.kv_bytes_per_block += config.draft_info.kv_bytes_per_block;
   }
+  o.max_draft_len = DraftLength(config);
   if (o.draft_mode != PSM_DRAFT_OFF) CheckDraftLength(config);
   if (o.kv_cache_bytes == 0) {
     const uint64_t blocks_per_seq = (static_cast<uint64_t>(info.max_seq_len) +

@@ -113,3 +113,20 @@ def test_errors_name_what_there_is() -> None:
         simulate("SmolLM2-135M", "T4", draft_agreement=2.0)
     assert kv_room("Llama-3.1-70B", "H100-SXM", num_gpus=2) > 0
     assert all(gpu.flops_per_s / gpu.memory_bytes_per_s > 100 for gpu in GPUS.values())
+
+
+def test_drafts_are_as_long_as_a_step_has_rows_for_unless_a_length_is_asked_for() -> None:
+    limits = dataclasses.replace(LIMITS, max_batch_size=4, max_logits_rows=4)
+    outputs = []
+    for mode in ("off", "ngram"):
+        executor = simulate("SmolLM2-135M", "T4", limits, seed=3)
+        engine = NativeEngine(executor, EngineOptions(manual_step=True, draft_mode=mode))
+        outputs.append(run(engine, [[7, 8] * 9], 40))
+        engine.close()
+    assert outputs[0] == outputs[1]
+    executor = simulate("SmolLM2-135M", "T4", limits)
+    try:
+        with pytest.raises(InvalidArgumentError, match="max_logits_rows is 4; lower max_draft_len to 3"):
+            NativeEngine(executor, EngineOptions(manual_step=True, draft_mode="ngram", max_draft_len=8))
+    finally:
+        executor.close()

@@ -433,7 +433,7 @@ typedef struct psm_engine_options {
 
   /* Speculation. Default PSM_DRAFT_OFF. */
   int32_t draft_mode;
-  /* Most draft tokens of a sequence in a step; 0 = 8. */
+  /* Most draft tokens of a sequence in a step; 0 = 8, or as many as a step has rows for. */
   int32_t max_draft_len;
   /* 1: each request's length follows its measured acceptance and the cost of a step, down to
    * none; 0: always max_draft_len. Default 1. */
