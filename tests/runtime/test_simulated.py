@@ -124,9 +124,6 @@ def test_drafts_are_as_long_as_a_step_has_rows_for_unless_a_length_is_asked_for(
         outputs.append(run(engine, [[7, 8] * 9], 40))
         engine.close()
     assert outputs[0] == outputs[1]
-    executor = simulate("SmolLM2-135M", "T4", limits)
-    try:
-        with pytest.raises(InvalidArgumentError, match="max_logits_rows is 4; lower max_draft_len to 3"):
-            NativeEngine(executor, EngineOptions(manual_step=True, draft_mode="ngram", max_draft_len=8))
-    finally:
-        executor.close()
+    options = EngineOptions(manual_step=True, draft_mode="ngram", max_draft_len=8)
+    with pytest.raises(InvalidArgumentError, match="max_logits_rows is 4; lower max_draft_len to 3"):
+        NativeEngine(simulate("SmolLM2-135M", "T4", limits), options)
