@@ -179,16 +179,29 @@ def test_log_probabilities_are_the_cores() -> None:
         assert abs(sample["logprob"] - row.top.logprob) <= np.spacing(np.float32(abs(row.top.logprob))) + 1e-9
 
 
-def test_a_bias_that_forbids_does_not_hide_what_a_penalty_drives_beyond_float32() -> None:
+def test_a_bias_that_forbids_wins_over_a_penalty_that_drives_a_logit_beyond_float32() -> None:
     given, drawing = Given(8), Drawing(8)
     logits = np.array([3e38, 1, 2, 3, 4, 5, 6, 7], np.float32)
-    made = {"repetition_penalty": 0.5, "logit_bias": {0: -np.inf}}
+    made = SamplingParams(max_tokens=1, seed=4, repetition_penalty=0.5, logit_bias={0: -np.inf})
+    tokens = []
+    for model in (given, drawing):
+        model.logits = [logits]
+        with Engine.from_executor(PythonExecutor(model)) as engine:
+            tokens.append(engine.generate([0], made)[0].outputs[0].token_ids[0])
+    (row,) = drawing.rows
+    assert tokens == [tokens[0]] * 2 and tokens[0] != 0
+    assert kernels_draw(row.logits[None], row.row, row.edits)["token"].tolist() == tokens[:1]
+
+
+def test_a_penalty_that_drives_a_logit_beyond_float32_is_told() -> None:
+    given, drawing = Given(8), Drawing(8)
+    logits = np.array([3e38, 1, 2, 3, 4, 5, 6, 7], np.float32)
     for model in (given, drawing):
         model.logits = [logits]
         with (
             Engine.from_executor(PythonExecutor(model)) as engine,
             pytest.raises(InvalidArgumentError, match="beyond float32 at output 0"),
         ):
-            engine.generate([0], SamplingParams(max_tokens=1, **made))
+            engine.generate([0], SamplingParams(max_tokens=1, repetition_penalty=0.5))
     (row,) = drawing.rows
     assert kernels_draw(row.logits[None], row.row, row.edits)["token"].tolist() == [reference.OVERFLOW]
