@@ -121,18 +121,25 @@ def test_a_plan_that_was_cut_short_is_refused_without_hashes(copy: Path) -> None
         Engine.open(copy)
 
 
-def test_a_target_that_is_not_there_says_what_runs(tiny_engine: GetPath) -> None:
-    with pytest.raises(errors.EngineFileError, match=r"no target 'sm89'.*runs cpu plans only"):
+def test_a_target_that_is_not_there_says_how_to_add_it(tiny_engine: GetPath) -> None:
+    with pytest.raises(
+        errors.EngineFileError,
+        match=r"no target 'sm89', only cpu; add it with: plansmith build .*--target sm89",
+    ):
         Engine.open(tiny_engine("llama"), "sm89")
 
 
-def test_a_gpu_target_says_what_is_missing(tiny_engine: GetPath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_of_another_compiler_says_what_runs(
+    tiny_engine: GetPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def with_gpu_target(path: Any) -> manifest.Manifest:
         real = manifest.load_manifest(path)
         return dataclasses.replace(real, targets={**real.targets, "sm89": real.targets["cpu"]})
 
     monkeypatch.setattr(opening, "load_manifest", with_gpu_target)
-    with pytest.raises(errors.UnsupportedError, match=r"'sm89' is a TensorRT plan"):
+    with pytest.raises(
+        errors.Error, match=r"made by 'plansmith-cpu', this version runs plans of tensorrt_rtx"
+    ):
         Engine.open(tiny_engine("llama"), "sm89")
 
 
