@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Kernels of the Triton language run in its interpreter here, which is chosen when triton is first imported: by
+# whichever library does so first.
+os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 # A shell starts background jobs with Ctrl-C ignored, which the programs under test would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
