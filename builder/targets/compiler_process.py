@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import select
@@ -17,7 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import onnx_ir as ir
+
 from ...runtime.errors import BuildError, OutOfMemoryError
+from ..graph.save import save
 
 LOG_TAIL_LINES = 30
 _STOP_POLL_S = 0.2
@@ -60,6 +64,22 @@ class Compiler:
     name: str
     target: str
     python: str = sys.executable
+
+
+def save_for_compiler(lowered: ir.Model, path: str | Path) -> None:
+    """Write a lowered graph with its weights beside it, one weight in memory at a time.
+
+    raises : OutOfMemoryError where the disk is full; OSError
+    """
+    try:
+        save(lowered, path)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OutOfMemoryError(
+            f"no disk space for the graph's weights in {Path(path).parent}, where they lie during a compile; "
+            "free as much as the checkpoint's size"
+        ) from error
 
 
 def run_child(

@@ -26,6 +26,7 @@ def kv_write(
 
     k, v : (T, KVH*D)
     k_pool, v_pool : (NB, KVH, BS, D); with kv "fp8" and "int8" they hold the codes' numbers, in any type that can
+    cu_query_lens : (B+1,), kv_lens : (B,), 0 = padding, of which nothing is written; block_table : (B, MB)
     """
     k_pool, v_pool = k_pool.copy(), v_pool.copy()
     _blocks, kv_num_heads, block_size, head_dim = k_pool.shape

@@ -22,9 +22,14 @@ _RUNS_BEFORE_CAPTURE = 2
 class Capturable(Protocol):
     """An execution context, set up for a bucket."""
 
-    def run(self, stream: int) -> None: ...
-    def is_capturable(self, stream: int) -> bool: ...
-    def close(self) -> None: ...
+    def run(self, stream: int) -> None:
+        """Hand one run to the stream, without waiting."""
+
+    def is_capturable(self, stream: int) -> bool:
+        """Return whether a run can be captured now."""
+
+    def close(self) -> None:
+        """Release it; nothing of it may be running."""
 
 
 _C = TypeVar("_C", bound=Capturable)

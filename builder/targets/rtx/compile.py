@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import sys
 import tempfile
@@ -14,13 +13,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ....runtime.errors import BuildError, OutOfMemoryError
+from ....runtime.errors import BuildError
 from ....runtime.manifest_entries import WEIGHT_STREAMING
-from ...graph.save import save
 from ...limits import Limits
 from ...spec import DecoderSpec
 from .. import support
-from ..compiler_process import Compiler, CompileResult, Progress, run_child
+from ..compiler_process import Compiler, CompileResult, Progress, run_child, save_for_compiler
 from . import contract, lowering, profiles, targets
 
 CHILD_MODULE = f"{__package__}.child"
@@ -84,16 +82,7 @@ def compile_plan(
 
 def save_lowered(model: ir.Model, path: str | Path, *, causal: lowering.Causal = "mask") -> None:
     """Lower a graph and write it with its weights beside it, one weight in memory at a time."""
-    lowered = lowering.lower(model, causal=causal)
-    try:
-        save(lowered, path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise OutOfMemoryError(
-            f"no disk space for the graph's weights in {Path(path).parent}, where they lie during a compile; "
-            "free as much as the checkpoint's size"
-        ) from error
+    save_for_compiler(lowering.lower(model, causal=causal), path)
 
 
 def flags_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import sys
 import tempfile
@@ -13,12 +12,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ....runtime.errors import OutOfMemoryError
 from ....runtime.manifest_entries import WEIGHT_STREAMING
-from ...graph.save import save
 from ...limits import Limits
 from ...spec import DecoderSpec
-from ..compiler_process import Compiler, CompileResult, Progress, run_child
+from ..compiler_process import Compiler, CompileResult, Progress, run_child, save_for_compiler
 from ..rtx.contract import TensorSpec
 from ..rtx.profiles import as_json
 from . import contract, lowering, profiles, targets
@@ -69,15 +66,7 @@ def save_lowered(model: ir.Model, limits: Limits, path: str | Path) -> None:
 
     Needs neither TensorRT nor a GPU: the file is what the compiler would parse.
     """
-    try:
-        save(lowering.lower(model, limits), path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise OutOfMemoryError(
-            f"no disk space for the graph's weights in {Path(path).parent}, where they lie during a compile; "
-            "free as much as the checkpoint's size"
-        ) from error
+    save_for_compiler(lowering.lower(model, limits), path)
 
 
 def flags_of(target: targets.TensorRtTarget, weight_streaming: bool = False) -> tuple[str, ...]:

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from plansmith.builder.batch import BatchPlanner, PlannedStep
-from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph, save
 from plansmith.builder.precision import precision
 from plansmith.builder.targets.reference import ReferenceSession
 from plansmith.builder.targets.rtx import contract, lowering
 from plansmith.runtime.errors import InvalidArgumentError
-from rtx_models import LIMITS, RandomWeights, tiny_graph, tiny_spec
+from rtx_models import BLOCKS, LIMITS, RandomWeights, graph_of, sequences, steps, tiny_graph, tiny_spec
 from rtx_numpy import NumpySession
 from tiny_models import FAMILIES
 from transformers_reference import transformers_logits
 
-BLOCKS = 24
 TinyCheckpoint = Callable[[str], Path]
-
-
-def sequences(vocab_size: int) -> list[list[int]]:
-    rng = np.random.default_rng(7)
-    return [rng.integers(3, vocab_size, n).tolist() for n in (40, 17, 9, 1, 24)]
-
-
-def steps(vocab_size: int, seed: int = 1) -> Iterator[PlannedStep]:
-    planner = BatchPlanner(
-        sequences(vocab_size),
-        num_blocks=BLOCKS,
-        tokens_per_block=LIMITS.tokens_per_block,
-        max_blocks_per_seq=LIMITS.max_blocks_per_seq,
-        max_num_tokens=LIMITS.max_num_tokens,
-        max_batch_size=LIMITS.max_batch_size,
-        seed=seed,
-    )
-    return iter(planner)
-
-
-def graph_of(path: Path, recipe: str, compute: str) -> ir.Model:
-    checkpoint = open_checkpoint(path)
-    return build_graph(checkpoint.spec, checkpoint.weights, precision(recipe), LIMITS, compute=compute)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

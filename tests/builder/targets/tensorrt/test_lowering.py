@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from plansmith.builder.batch import BatchPlanner, PlannedStep
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.graph import build_graph
 from plansmith.builder.graph import contract as graph_contract
-from plansmith.builder.precision import of_checkpoint, precision
+from plansmith.builder.precision import of_checkpoint
 from plansmith.builder.scheme import KvFormat, Quantization
 from plansmith.builder.targets.reference import ReferenceSession
 from plansmith.builder.targets.tensorrt import contract, lowering
 from plansmith.runtime.errors import InvalidArgumentError, UnsupportedError
 from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
-from rtx_models import LIMITS, tiny_graph, tiny_spec
+from rtx_models import BLOCKS, LIMITS, graph_of, steps, tiny_graph, tiny_spec
 from tensorrt_numpy import NumpySession
 from tiny_models import FAMILIES
 
-BLOCKS = 24
 TinyCheckpoint = Callable[[str], Path]
-
-
-def sequences(vocab_size: int) -> list[list[int]]:
-    rng = np.random.default_rng(7)
-    return [rng.integers(3, vocab_size, n).tolist() for n in (40, 17, 9, 1, 24)]
-
-
-def steps(vocab_size: int, seed: int = 1) -> Iterator[PlannedStep]:
-    planner = BatchPlanner(
-        sequences(vocab_size),
-        num_blocks=BLOCKS,
-        tokens_per_block=LIMITS.tokens_per_block,
-        max_blocks_per_seq=LIMITS.max_blocks_per_seq,
-        max_num_tokens=LIMITS.max_num_tokens,
-        max_batch_size=LIMITS.max_batch_size,
-        seed=seed,
-    )
-    return iter(planner)
-
-
-def graph_of(path: Path, recipe: str = "fp32", compute: str = "float32") -> ir.Model:
-    checkpoint = open_checkpoint(path)
-    return build_graph(checkpoint.spec, checkpoint.weights, precision(recipe), LIMITS, compute=compute)
 
 
 @pytest.fixture(params=["whole", "split"])
