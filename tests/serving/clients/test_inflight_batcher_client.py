@@ -44,7 +44,7 @@ def test_its_defaults(client: StreamClient, expected: Tokens) -> None:
 
 def test_streaming_brings_new_tokens_alone(client: StreamClient, expected: Tokens) -> None:
     answers = client.ask(inflight(PROMPT, 400, streaming=True), "1", ["output_ids", "sequence_length"])
-    assert len(answers) > 2
+    assert len(answers) > 1
     for answer in answers:
         assert set(answer) == {"output_ids", "sequence_length"}
         assert answer["output_ids"].shape == (1, 1, answer["sequence_length"][0, 0])

@@ -371,15 +371,23 @@ def test_a_model_that_gives_one_answer_refuses_streams_and_batches(hosts: Callab
     assert len(reply.tokens()) == 12 and len(reply.answers) == 1
 
 
-def test_a_grammar_is_compiled_beside_and_can_be_off(hosts: Callable[..., EngineHost]) -> None:
+def test_a_grammar_is_compiled_beside_and_can_be_off(
+    hosts: Callable[..., EngineHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("llguidance")
     guided = {"guided": GuidedParams(regex="[ab]{6}"), "ignore_eos": False}
     host = hosts()
+    submit, compiled_by = host._engine.submit, set()
+
+    def note_thread(*args: Any, **kwargs: Any) -> Any:
+        compiled_by.add(threading.get_ident())
+        return submit(*args, **kwargs)
+
+    monkeypatch.setattr(host._engine, "submit", note_thread)
     reply = RecordingReply()
-    start = time.perf_counter()
     host.submit([make_row(**guided, streaming=True)], reply)
-    assert time.perf_counter() - start < 0.05
     text = host._engine.tokenizer.decode(reply.tokens())  # type: ignore[union-attr]
+    assert len(compiled_by) == 1 and threading.get_ident() not in compiled_by
     assert len(text) == 6 and set(text) <= set("ab")
     bad = RecordingReply()
     host.submit([make_row(guided=GuidedParams(regex="(("), ignore_eos=False)], bad)
