@@ -24,7 +24,7 @@ from legacy_clients import (
 )
 from triton_servers import RunningTriton
 
-LONG = 3000
+LONG = 7000
 WORDS = ["fox 🦊", "今日は", "Zwölf", "👩‍👩‍👧", "lazy dog", "\tand\n", "ñandú", "🏳️‍🌈 b"]
 Tokens = Callable[..., list[list[int]]]
 Text = Callable[[Sequence[int]], str]
