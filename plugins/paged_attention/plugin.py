@@ -53,7 +53,7 @@ class _Kernels:
         self._made: dict[str, CompiledKernel] = {}
 
     def fitting(self, kernel: Kernel, min_rows: int) -> CompiledKernel:
-        """Return the first of smaller_tiles that takes no more than the shared memory there is; ValueError if none."""
+        """Return the first of smaller_tiles that takes no more than the shared memory there is; BuildError if none."""
         key = repr(kernel)
         if key not in self._made:
             for tiles in smaller_tiles(kernel, min_rows):

@@ -148,9 +148,8 @@ def combine_kernel(attention: Attention) -> Kernel:
     signature |= {"v_scale": "*fp32"} if quantized else {}
     signature |= {"out": f"*{attention.dtype}:16"}
     signature |= dict.fromkeys(("reach", "query_rows", "split_len", "num_splits"), "i32")
-    constants: dict[str, Constant] = (
-        {"num_tokens": None} if quantized else {"num_tokens": None, "v_scale": None}
-    )
+    constants: dict[str, Constant] = {"num_tokens": None}
+    constants |= {} if quantized else {"v_scale": None}
     constants |= {"N": _COMBINE_SPLITS, "D": attention.head_dim, "DP": attention.padded_dim}
     return Kernel(
         op="paged_attention",

@@ -1,8 +1,7 @@
 """Sampling, third pass: how far from the best a token of top_k or of the nucleus can be at most.
 
-The k-th best of the blocks' bests is no better than the k-th best token; and the first level whose sum of
-weights reaches
-top_p of the whole holds the nucleus. Little is read: limited by latency. One program a row.
+The k-th best of the blocks' bests is no better than the k-th best token; and the first level whose sum of weights
+reaches top_p of the whole holds the nucleus. Little is read: limited by latency. One program a row.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"

@@ -1,9 +1,8 @@
 """Sampling, last pass: what top_k, top_p and min_p keep of a row's candidates, and who wins the race among them.
 
-Exact selection, the core's: tokens in the order of their distance from the best, equal ones by id; top_p
-sums whole units.
-Reads some hundred candidates a row some ten times: limited by latency. A row with more of them than there
-is room for is read itself. One program a row.
+Exact selection, the core's: tokens in the order of their distance from the best, equal ones by id; top_p sums whole
+units. Reads some hundred candidates a row some ten times: limited by latency. A row with more of them than there is
+room for is read itself. One program a row.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
@@ -232,9 +231,8 @@ def draw(
         found = tl.load(state + row * STATE)
         last = tl.load(state + row * STATE + 3)
         low = row * 0
-        base = tl.full(
-            [], 0, tl.int64
-        )  # units of tokens that are nearer than all that are listed, and surely kept
+        # Units of tokens that are nearer than all that are listed, and surely kept.
+        base = tl.full([], 0, tl.int64)
         is_part = is_wide(words, state, row, vocab_size, WIDE)
         if is_part:
             num_listed = tl.load(state + row * STATE + FINE_COUNT)

@@ -14,6 +14,14 @@ from .rows import INF, STATE, float_word, is_cut_k, is_cut_p, is_greedy, largest
 
 
 @triton.jit
+def chunk_keys(logits, adjusted, words, best, row, chunk, vocab_size, CHUNK: tl.constexpr):
+    """Return (ids, their distance keys) of one chunk of a row."""
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = load_logits(logits, adjusted, words, row.to(tl.int64) * vocab_size, ids, vocab_size)
+    return ids, distance_key(x, best, float_word(words, 3))
+
+
+@triton.jit
 def list_candidates(key, ids, is_candidate, counter, keys, listed_ids, CAPACITY: tl.constexpr):
     """Add a chunk's candidates to a row's list, whose length is counter; it goes on where there is no room."""
     count = tl.sum(is_candidate.to(tl.int32), axis=0)
@@ -45,10 +53,7 @@ def gather(
     if ~is_greedy(words) & (is_cut_k(words, vocab_size) | is_cut_p(words)):
         best = largest(chunk_best + (row * 2 + 1) * chunks, chunks)
         if (row_notes(chunk_notes, row, chunks) == 0) & (best > -INF):
-            ids = chunk * CHUNK + tl.arange(0, CHUNK)
-            place = row.to(tl.int64) * vocab_size
-            x = load_logits(logits, adjusted, words, place, ids, vocab_size)
-            key = distance_key(x, best, float_word(words, 3))
+            ids, key = chunk_keys(logits, adjusted, words, best, row, chunk, vocab_size, CHUNK)
             list_candidates(
                 key, ids, key <= tl.load(state + row * STATE + 3), state + row * STATE,
                 candidate_keys + row * CAPACITY, candidate_ids + row * CAPACITY, CAPACITY,

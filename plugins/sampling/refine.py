@@ -11,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import distance_key, weight, weight_units
+from .arithmetic import weight, weight_units
 from .bound import behind_levels, sum_levels, wanted_units
-from .gather import list_candidates
+from .gather import chunk_keys, list_candidates
 from .rows import (
     FINE_COUNT,
     FINE_HIGH,
@@ -22,7 +22,6 @@ from .rows import (
     float_word,
     is_cut_k,
     largest,
-    load_logits,
     race_chunk,
 )
 
@@ -31,6 +30,14 @@ from .rows import (
 def is_wide(words, state, row, vocab_size, WIDE: tl.constexpr):
     """Return whether the row has top_p alone, and more than WIDE candidates."""
     return ~is_cut_k(words, vocab_size) & (tl.load(state + row * STATE) > WIDE)
+
+
+@triton.jit
+def _around_end(level_sums, words, state, row, chunks, LEVELS: tl.constexpr):
+    """Return (sums at each level, units that the nucleus has to reach, first and last key of where it does)."""
+    sums = sum_levels(level_sums, row, chunks, LEVELS)
+    wanted = wanted_units(float_word(words, 4), tl.max(sums, axis=0))
+    return sums, wanted, behind_levels(sums, wanted, LEVELS), tl.load(state + row * STATE + 3)
 
 
 @triton.jit
@@ -59,13 +66,9 @@ def refine(
     chunk, row, chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     words = rows + row * 12
     if is_wide(words, state, row, vocab_size, WIDE):
-        sums = sum_levels(level_sums, row, chunks, LEVELS)
-        low = behind_levels(sums, wanted_units(float_word(words, 4), tl.max(sums, axis=0)), LEVELS)
-        high = tl.load(state + row * STATE + 3)
+        _sums, _wanted, low, high = _around_end(level_sums, words, state, row, chunks, LEVELS)
         best = largest(chunk_best + (row * 2 + 1) * chunks, chunks)
-        ids = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = load_logits(logits, adjusted, words, row.to(tl.int64) * vocab_size, ids, vocab_size)
-        key = distance_key(x, best, float_word(words, 3))
+        _ids, key = chunk_keys(logits, adjusted, words, best, row, chunk, vocab_size, CHUNK)
         units = weight_units(weight(key), weight_shift)
         for i in range(FINE):
             is_within = key <= _fine_end(low, high, i, FINE)
@@ -99,18 +102,13 @@ def regather(
     chunk, row, chunks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     words = rows + row * 12
     if is_wide(words, state, row, vocab_size, WIDE):
-        sums = sum_levels(level_sums, row, chunks, LEVELS)
-        wanted = wanted_units(float_word(words, 4), tl.max(sums, axis=0))
-        level_low = behind_levels(sums, wanted, LEVELS)
-        level_high = tl.load(state + row * STATE + 3)
+        sums, wanted, level_low, level_high = _around_end(level_sums, words, state, row, chunks, LEVELS)
         fine = sum_levels(fine_sums, row, chunks, FINE)
         part = tl.sum((fine < wanted).to(tl.int32), axis=0)
         low = tl.where(part > 0, _fine_end(level_low, level_high, part - 1, FINE) + 1, level_low)
         high = _fine_end(level_low, level_high, part, FINE)
         best = largest(chunk_best + (row * 2 + 1) * chunks, chunks)
-        ids = chunk * CHUNK + tl.arange(0, CHUNK)
-        x = load_logits(logits, adjusted, words, row.to(tl.int64) * vocab_size, ids, vocab_size)
-        key = distance_key(x, best, float_word(words, 3))
+        ids, key = chunk_keys(logits, adjusted, words, best, row, chunk, vocab_size, CHUNK)
         race_chunk(ids, weight(key), key < low, words, state, race_times, race_ids, row, chunk, chunks)
         is_candidate = (key >= low) & (key <= high)
         list_candidates(

@@ -46,9 +46,8 @@ def num_rows(step: Step, buckets: Buckets) -> int:
     count = int(decode.sum())
     if count == 0:
         return int(step.logits_rows.size)
-    own = runs.rows_of(step)[
-        step.cu_query_lens[:-1][decode]
-    ]  # the decode run has rows for all, wanted or not
+    # The decode run has rows for all, wanted or not.
+    own = runs.rows_of(step)[step.cu_query_lens[:-1][decode]]
     return buckets.of(count, 1).batch_size + int(step.logits_rows.size - (own >= 0).sum())
 
 
