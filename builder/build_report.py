@@ -84,6 +84,9 @@ def read_targets(directory: pathlib.Path) -> dict[str, TargetReport]:
 
 def _read_target(one: dict[str, Any]) -> TargetReport:
     report = TargetReport(**one)
+    numbers = (report.seconds, report.peak_rss_bytes, report.plan_bytes, *report.weight_bytes.values())
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError("a size or a time is no number")
     return dataclasses.replace(
         report,
         warnings=tuple(report.warnings),

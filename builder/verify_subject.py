@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..runtime.errors import InvalidArgumentError
+from ..runtime.errors import EngineFileError, InvalidArgumentError
 from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
 from .build import plan_build
 from .checkpoint import Checkpoint, open_checkpoint
@@ -108,6 +108,11 @@ def _engine_subject(
         raise InvalidArgumentError(
             f"--precision {precision_name} is asked for, {path} has {manifest.precision}; leave --precision out, or "
             "verify the checkpoint itself"
+        )
+    if "cpu" not in manifest.targets:
+        raise EngineFileError(
+            f"the files of {path} are whole (sha256); logits are compared of the cpu target, which it does not have; "
+            f"add it with: {manifest.build_command('cpu')}"
         )
     opened = open_recorded(path, manifest, checkpoint)
     notes = [

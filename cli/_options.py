@@ -128,7 +128,11 @@ def open_engine(
 
 
 def check_device(engine_dir: Path, target: str, device: str | None, cuda_graphs: str) -> None:
-    """Refuse what is asked of a GPU where none would be used: InvalidArgumentError, with "auto" UnsupportedError."""
+    """Refuse what is asked of a GPU where none would be used.
+
+    raises InvalidArgumentError for the cpu target; UnsupportedError where "auto" cannot use the device that is named:
+    how a GPU is used (cuda_graphs) is not asked for where "auto" finds none
+    """
     given = [
         f"{flag} {value}"
         for flag, value in (

@@ -33,8 +33,8 @@ def build(
         typer.Option(
             "-t",
             "--target",
-            help="What to build for, with commas between or repeated: cpu, sm89, rtx, ...; sm90 and other GPUs of "
-            "TensorRT 11 on a machine that has them",
+            help="What to build for, with commas between or repeated: cpu, sm80, sm86, sm89, sm120, rtx; on a "
+            "machine that has the GPU sm90, sm100, sm103 (TensorRT 11) and sm80-tensorrt, sm86-tensorrt and so on",
         ),
     ] = None,
     precision: Annotated[

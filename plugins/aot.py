@@ -36,7 +36,7 @@ ALL_SMS = (75, 80, 86, 89, 90, 100, 103, 120, 121)
 WORKER_MODULE = f"{__package__}.compile_worker"
 _MIN_VERSION = (3, 6)
 _END_S = 10.0  # what a worker without input may take to end
-_EXTRA = "pip install 'plansmith[kernels]' (triton, 286 MB, no GPU needed)"
+_EXTRA = "pip install 'plansmith[kernels]' (triton: 286 MB to fetch, 1 GB installed, no GPU needed)"
 
 Progress = Callable[[str, int, int, int], None]
 """Called as (kernel's name, SM, done, in all) after each; from other threads, one at a time."""
@@ -195,7 +195,9 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
+        lines: list[str] = []
+        with contextlib.suppress(OSError):  # one that ended as it does with its input has removed it
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
         what = f"the compiler of kernel {kernel.name} for sm{sm}"
         if code == -signal.SIGKILL:
             return OutOfMemoryError(
@@ -218,7 +220,7 @@ def _worker(folder: pathlib.Path, python: str) -> Iterator[_Worker]:
 @contextlib.contextmanager
 def _started(folder: pathlib.Path, python: str, log: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [python, "-m", WORKER_MODULE],
+        [python, "-m", WORKER_MODULE, str(folder)],
         cwd=folder,  # `-m` puts it first on sys.path: it holds no Python
         env=_environment(folder),
         stdin=subprocess.PIPE,

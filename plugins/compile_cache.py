@@ -37,24 +37,32 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def _digest(answer: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
+def _digest(path: pathlib.Path, answer: dict[str, Any]) -> str:
+    """Return a hash of an entry: its name, which is the kernel's key, and what it holds."""
+    return hashlib.sha256(json.dumps([path.stem, answer], sort_keys=True).encode()).hexdigest()
 
 
 class Cache:
-    """A directory of compile_worker's answers. Several processes may use it at once; a damaged file is no answer."""
+    """A directory of compile_worker's answers. Several processes may use it at once; a damaged file is no answer.
+
+    One that cannot be made or read keeps nothing.
+    """
 
     def __init__(self, directory: pathlib.Path, triton_version: str) -> None:
         self._directory, self._version = directory, triton_version
-        directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
 
     def find(self, kernel: Kernel, sm: int) -> dict[str, Any] | None:
         """Return what was kept; None where nothing was."""
+        path = self._path(kernel, sm)
         try:
-            kept = json.loads(self._path(kernel, sm).read_text(encoding="utf-8"))
+            if not path.is_file():  # a pipe would never end
+                return None
+            kept = json.loads(path.read_text(encoding="utf-8"))
             answer: dict[str, Any] = kept["answer"]
-            return answer if kept["sha256"] == _digest(answer) else None
-        except (OSError, ValueError, LookupError, TypeError):
+            return answer if kept["sha256"] == _digest(path, answer) else None
+        except (OSError, ValueError, RecursionError, LookupError, TypeError):
             return None
 
     def keep(self, kernel: Kernel, sm: int, answer: dict[str, Any]) -> None:
@@ -62,7 +70,7 @@ class Cache:
         path = self._path(kernel, sm)
         new = path.with_suffix(f".{os.getpid()}.new")
         try:
-            new.write_text(json.dumps({"sha256": _digest(answer), "answer": answer}), encoding="utf-8")
+            new.write_text(json.dumps({"sha256": _digest(path, answer), "answer": answer}), encoding="utf-8")
             new.replace(path)
         except OSError:
             with contextlib.suppress(OSError):

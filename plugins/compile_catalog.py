@@ -71,7 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m plansmith.plugins.aot", description=__doc__)
     parser.add_argument(
         "--output",
-        type=pathlib.Path,
+        type=_folder,
         metavar="DIR",
         help=f"where cubins, PTX and {REPORT_NAME} go; default: nothing is kept, the table is printed",
     )
@@ -79,7 +79,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--sm", type=_sms, default=DEFAULT_SMS, help="such as 80,90; default: one of each kind"
     )
     parser.add_argument(
-        "--op", choices=catalog.ops(), action="append", help="of these operators; default: all"
+        "--op",
+        choices=catalog.ops(),
+        action="append",
+        help="of this operator; may be given again; default: all",
     )
     parser.add_argument("--jobs", type=int, help="compilers side by side; default: one a core")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
@@ -87,6 +90,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if asked.jobs is not None and asked.jobs < 1:
         parser.error("--jobs must be at least 1")
     return asked
+
+
+def _folder(text: str) -> pathlib.Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; give a folder, or leave it out")
+    return pathlib.Path(text)
 
 
 def _sms(text: str) -> tuple[int, ...]:

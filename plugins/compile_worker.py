@@ -1,8 +1,9 @@
 """Compiles kernels for GPUs, one after another, for aot.py: a process of its own.
 
 The process that asks may have imported triton as an interpreter (TRITON_INTERPRET is read then), and a compiler can
-end its process. Run as `python -m plansmith.plugins.compile_worker`: each line of standard input is a kernel and an SM,
-each line of standard output what came of it. It ends with its input.
+end its process. Run as `python -m plansmith.plugins.compile_worker FOLDER`: each line of standard input is a kernel and
+an SM, each line of standard output what came of it. It ends with its input, and then removes FOLDER, which was made for
+it and is where it runs.
 """
 
 from __future__ import annotations
@@ -41,17 +42,16 @@ def main() -> None:
             answers.flush()
         except BrokenPipeError:
             break  # nobody is left who asked
-    _leave()
+    if len(sys.argv) == 2:
+        _leave(pathlib.Path(sys.argv[1]))
 
 
-def _leave() -> None:
-    """Remove the folder that was made for this process: whoever made it kills its workers first, so it is gone."""
-    folder = pathlib.Path.cwd()
-    if os.environ.get("TMPDIR") == str(folder):
-        os.chdir("/")
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()  # the last of several workers
+def _leave(folder: pathlib.Path) -> None:
+    """Remove this process's folder: whoever made it kills its workers first, so it is gone."""
+    os.chdir("/")
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # the last of several workers
 
 
 def _answer(kernel: Kernel, sm: int) -> dict[str, Any]:

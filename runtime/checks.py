@@ -33,15 +33,25 @@ def plain(value: Any) -> Any:
 def entries(name: str, value: object) -> Sequence[Any]:
     """Return a list parameter; a string is a sequence too, but never what is meant."""
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidArgumentError(f"{name} has {value!r}, it must be a list")
+        raise InvalidArgumentError(f"{name} has {_shown(value)}, it must be a list")
     return value
+
+
+def _shown(value: object) -> str:
+    """Return a value as Python writes it; of an integer with thousands of digits, which it does not, the bits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "no text"
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
     """Refuse what is no integer from low to high, both inclusive."""
     # bool is an int in Python; True as a token count is a caller's slip.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(f"{name} is {value!r}, it must be an integer between {low} and {high}")
+        raise InvalidArgumentError(
+            f"{name} is {_shown(value)}, it must be an integer between {low} and {high}"
+        )
 
 
 def is_finite(value: object) -> bool:
@@ -54,13 +64,13 @@ def check_float(name: str, value: object, low: float, high: float, *, above: boo
     if not is_finite(value) or not low <= value <= high or (above and value == low):  # type: ignore[operator]
         bounds = f"{'above' if above else 'at least'} {low:g}" if low > -math.inf else "finite"
         bounds += f" and at most {high:g}" if high < math.inf else ""
-        raise InvalidArgumentError(f"{name} is {value!r}, it must be a number, {bounds}")
+        raise InvalidArgumentError(f"{name} is {_shown(value)}, it must be a number, {bounds}")
 
 
 def check_bool(name: str, value: object) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is {value!r}, it must be True or False")
+        raise InvalidArgumentError(f"{name} is {_shown(value)}, it must be True or False")
 
 
 def check_key(name: str, value: object) -> None:
@@ -69,7 +79,7 @@ def check_key(name: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
         raise InvalidArgumentError(
-            f"{name} is {value!r}, it must be a text, or an integer from 0 to 2**64 - 1"
+            f"{name} is {_shown(value)}, it must be a text, or an integer from 0 to 2**64 - 1"
         )
 
 

@@ -153,7 +153,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, default=0.0, help="seconds for all stages (default 460)")
     default = Path(os.environ.get("OUT") or "build") / "gpu_check.json"
     parser.add_argument(
-        "--output", type=Path, default=default, help="the JSON file (default $OUT/gpu_check.json)"
+        "--output",
+        type=Path,
+        default=default,
+        help="the JSON file (default $OUT/gpu_check.json, without OUT build/gpu_check.json)",
     )
     options = parser.parse_args()
     if not 0 <= options.budget_s < math.inf:
@@ -173,7 +176,7 @@ def arguments() -> argparse.Namespace:
     except OSError as error:
         parser.error(f"{options.output} cannot be written ({error.strerror}); give another --output")
     if lack := lacking(options.dry_run):
-        fix = "set PYTHON to one that has torch and triton 3.6 or later"
+        fix = "set PYTHON to one that has torch and triton 3.6 or later, which make kernels puts into .venv"
         if not options.dry_run:
             fix = "set PYTHON to one whose torch has CUDA, on a machine with a GPU, or give --dry-run"
         parser.error(f"{lack} ({sys.executable}); {fix}")

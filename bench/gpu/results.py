@@ -137,7 +137,9 @@ def cells(stage: str, row: dict[str, Any]) -> tuple[str, ...]:
         else ""
     )
     value = (
-        f"{number(row['value'])} {row['unit']}".strip() if row["value"] is not None else row["detail"][:50]
+        f"{number(row['value'])} {row['unit']}".strip()
+        if row["value"] is not None
+        else shortened(row["detail"], 50)
     )
     return (stage, row["verdict"], row["case"], value, beside, ratio)
 

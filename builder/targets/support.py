@@ -147,13 +147,16 @@ def _about(target: Target) -> str:
 
 
 def _able(target: Target, needs: Mapping[Need, str]) -> str:
-    """Name the targets of this compiler that take all of it, and cpu."""
-    sms: dict[str, Sequence[str]] = {}
+    """Name the targets of this compiler that take all of it, this GPU's of the other one, and cpu."""
+    sms: dict[str, tuple[str, Sequence[str]]] = {}
     if target.compiler == "rtx":
-        sms = {one.name: [sm.lower() for sm in one.capabilities] for one in rtx.TARGETS.values()}
-    elif target.compiler == "tensorrt":
-        sms = {one.name: [one.sm] for one in tensorrt.TARGETS.values()}
-    able = [name for name, held in sms.items() if all(takes(target.compiler, held, need) for need in needs)]
+        sms = {one.name: ("rtx", [sm.lower() for sm in one.capabilities]) for one in rtx.TARGETS.values()}
+    for one in tensorrt.TARGETS.values():
+        if target.compiler == "tensorrt" or one.name == f"{target.name}-tensorrt":
+            sms[one.name] = ("tensorrt", [one.sm])
+    able = [
+        name for name, (compiler, held) in sms.items() if all(takes(compiler, held, need) for need in needs)
+    ]
     return " or ".join([*able, "cpu"])
 
 

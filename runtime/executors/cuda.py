@@ -83,7 +83,7 @@ def load_bindings() -> Any:
     except ImportError as error:
         raise UnsupportedError(
             f"running a plan on a GPU needs cuda-python, which cannot be loaded ({error}); "
-            "run: pip install 'plansmith[gpu]', or open the cpu target"
+            "run: pip install 'plansmith[gpu]', or open the cpu target of an engine that has it"
         ) from error
 
 
@@ -104,7 +104,7 @@ class Driver:
             why = error if isinstance(error, CudaError) else "libcuda.so.1 cannot be loaded"
             raise UnsupportedError(
                 f"{text} ({why}); check that `nvidia-smi` lists a GPU, in a container that it was started with "
-                "--gpus all, and that CUDA_VISIBLE_DEVICES names one; or open the cpu target"
+                "--gpus all, and that CUDA_VISIBLE_DEVICES names one; or open the cpu target of an engine that has it"
             ) from error
 
     def call(self, name: str, *arguments: Any) -> Any:

@@ -80,7 +80,8 @@ def choose_device(
     """
     if not devices:
         raise UnsupportedError(
-            "the driver sees no GPU that this process may use; set CUDA_VISIBLE_DEVICES, or open the cpu target"
+            "the driver sees no GPU that this process may use; set CUDA_VISIBLE_DEVICES, or open the cpu target of an "
+            "engine that has it"
         )
     runs_on = manifest.target(target).sm
     if wanted is None:
@@ -97,7 +98,7 @@ def choose_device(
 def _named(devices: Sequence[Device], wanted: int | str) -> Device:
     text = str(wanted).strip()
     found = (
-        [one for one in devices if one.index == int(text)]
+        [one for one in devices if str(one.index) == (text.lstrip("0") or "0")]
         if text.isascii() and text.isdecimal()
         else [one for one in devices if text and _bare(one.uuid).startswith(_bare(text))]
     )

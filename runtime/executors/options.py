@@ -40,6 +40,8 @@ class GpuOptions:
             raise InvalidArgumentError(
                 f"cuda_graphs is {self.cuda_graphs!r}, it must be one of {', '.join(CUDA_GRAPHS)}"
             )
+        if isinstance(self.device, int):
+            check_int("device", self.device, 0, 2**31 - 1)
         check_int("cuda_graph_cache_size", self.cuda_graph_cache_size, 0, 2**31 - 1)
         if self.gpu_weights_percent is not None:
             check_float("gpu_weights_percent", self.gpu_weights_percent, 0.0, 1.0)

@@ -99,6 +99,13 @@ def test_the_report_tells_sizes_and_memory(checkpoint: pathlib.Path, out: pathli
     assert set(one.weight_bytes) == {"float32", "int8"}
     assert one.peak_rss_bytes > 1 << 20
     assert read_targets(out) == report.targets
+    written = out / "build_report.json"
+    for name in ("seconds", "peak_rss_bytes", "plan_bytes"):
+        values = report.to_json()
+        values["targets"]["cpu"][name] = "x"
+        written.write_text(json.dumps(values))
+        assert read_targets(out) == {}
+    assert build(checkpoint, out, precision="int8", force=True).targets["cpu"].status == "built"
 
 
 def test_the_model_is_described(checkpoint: pathlib.Path, out: pathlib.Path) -> None:

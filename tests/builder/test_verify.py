@@ -53,9 +53,15 @@ def test_it_is_said_of_each_target_what_was_checked(
 ) -> None:
     out = tmp_path / "engine"
     limits = {"max_batch_size": 4, "max_num_tokens": 32, "max_seq_len": 64, "tokens_per_block": 8}
-    build_engine(
-        plan_build(tiny_checkpoint("llama"), ["cpu", "sm89", "rtx"], limits=limits, precision="int8"), out
-    )
+
+    def build(*targets: str) -> None:
+        build_engine(plan_build(tiny_checkpoint("llama"), targets, limits=limits, precision="int8"), out)
+
+    build("sm89", "rtx")
+    words = rf"{out} are whole .* the cpu target, which it does not have; add it with: .*--target cpu"
+    with pytest.raises(EngineFileError, match=words), open_subject(out):
+        pass
+    build("cpu")
     with open_subject(out) as subject:
         notes = {note.partition(":")[0]: note for note in subject.notes}
         assert verify(subject, **SMALL).notes == subject.notes

@@ -99,15 +99,42 @@ def test_a_kept_result_is_not_compiled_again(tmp_path: pathlib.Path, scratch: pa
     whole = kept.read_bytes()
     cubin = whole.index(b'"cubin": "') + 1000
     changed = whole[:cubin] + (b"B" if whole[cubin : cubin + 1] == b"A" else b"A") + whole[cubin + 1 :]
-    for damaged in (whole[:100], b"{}", b"[]", b"7", changed):
+    aot.compile_kernels([other], [80], cache_dir=tmp_path / "cache")
+    (others,) = set((tmp_path / "cache").iterdir()) - {kept}
+    foreign = others.read_bytes()  # whole, and of another kernel
+    others.unlink()
+    for damaged in (whole[:100], b"{}", b"[]", b"7", b"[" * 200_000, changed, foreign):
         kept.write_bytes(damaged)
         with pytest.raises(FileNotFoundError):
             aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache", python="/none")
+    kept.unlink()
+    os.mkfifo(kept)
+    with pytest.raises(FileNotFoundError):
+        aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache", python="/none")
     kept.unlink()
     kept.mkdir()  # cannot be replaced by a file, as on a disk that is full
     (again,) = aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "cache")
     assert again.cubin == first[0].cubin
     assert list((tmp_path / "cache").iterdir()) == [kept]
+    (tmp_path / "file").touch()
+    (again,) = aot.compile_kernels([GATHER_LAST], [80], cache_dir=tmp_path / "file" / "cache")
+    assert again.cubin == first[0].cubin
+
+
+def test_a_worker_removes_no_folder_but_the_one_it_was_given(tmp_path: pathlib.Path) -> None:
+    mine, made = tmp_path / "mine", tmp_path / "parent" / "made"
+    for folder in (mine, made):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    for folder, arguments in ((mine, []), (made, [str(made)])):
+        subprocess.run(
+            [sys.executable, "-m", aot.WORKER_MODULE, *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    assert (mine / "file").exists() and not made.parent.exists()
 
 
 def test_a_killed_program_leaves_no_compiler_and_no_file(tmp_path: pathlib.Path) -> None:

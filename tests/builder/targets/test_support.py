@@ -140,9 +140,9 @@ def test_what_needs_no_calibration_is_answered_in_kind() -> None:
 
 
 @pytest.mark.parametrize("kv", ["fp8", "int8"])
-def test_quantized_pools_are_for_cpu(kv: KvFormat) -> None:
+def test_quantized_pools_are_for_cpu_and_the_other_compiler(kv: KvFormat) -> None:
     text = refused("sm120", checkpoint("fp8", kv=kv))
-    assert f"has no {kv.upper()} KV pools" in text and "build it for cpu" in text
+    assert f"has no {kv.upper()} KV pools" in text and "build it for sm120-tensorrt or cpu, " in text
     assert text.endswith("plansmith quantize CHECKPOINT --recipe fp8 --kv-cache none -o OUT")
 
 

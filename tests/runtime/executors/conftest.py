@@ -19,6 +19,15 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-python, see the e
 pytest.importorskip("tensorrt_rtx", reason="needs tensorrt_rtx, see the extra rtx")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what this user's own engines have cached out of the tests, and the tests' out of there."""
+    # Not the test's monkeypatch: what that changes has to be undone before other fixtures are.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user_cache")))
+        yield
+
+
 @pytest.fixture
 def cuda() -> Iterator[Any]:
     """Return a driver with a current context; its test must leave nothing behind."""

@@ -181,7 +181,8 @@ def test_a_device_is_named_by_index_or_uuid(rtx_engine: Any) -> None:
         UnsupportedError, match=r"'GPU-bb' is not one alone; choose one of 0: A10, sm86, GPU-aa00"
     ):
         choose("GPU-bb")
-    for wanted in (3, "GPU-cc", ""):
+    assert choose("002") == 2
+    for wanted in (3, "GPU-cc", "", "9" * 5000):
         with pytest.raises(UnsupportedError, match="is not there; choose one of"):
             choose(wanted)
     with pytest.raises(UnsupportedError, match="is sm86"):
@@ -266,6 +267,9 @@ def test_options_that_do_not_apply(installed: World) -> None:
         Engine.open(installed.path, TARGET, cuda_graphs="on")
     with pytest.raises(UnsupportedError, match="device '3' is not there; choose one of 0: NVIDIA Double"):
         Engine.open(installed.path, TARGET, device=3)
+    for device in (-1, True, 10**5000):
+        with pytest.raises(InvalidArgumentError, match=r"device is .*, it must be an integer between 0 and"):
+            Engine.open(installed.path, TARGET, device=device)
     with pytest.raises(InvalidArgumentError, match="kv_cache_free_gpu_mem_fraction"):
         Engine.open(installed.path, TARGET, kv_cache_free_gpu_mem_fraction=1.5)
 
