@@ -1,0 +1,71 @@
+"""What the peers' modules install and convert with: environments, logged commands, and stamps that say what is done.
+
+Everything lies under one work folder (`build/peers`): `venv-<name>`, and the converted models of a checkpoint in
+`models/<name of the checkpoint's folder>/<peer>-<variant>`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# Where CPU builds of torch are, used beside the default index, so it may be out of reach.
+TORCH_INDEX = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+BENCH = Path(__file__).resolve().parent.parent
+
+
+def run_logged(command: Sequence[str | Path], log: Path, **env: str) -> None:
+    """Run `command`, its output appended to `log`; CalledProcessError where it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as out:
+        print("$", *command, file=out, flush=True)
+        subprocess.run(
+            [str(c) for c in command], check=True, stdout=out, stderr=out, env={**os.environ, **env}
+        )
+
+
+def make_environment(path: Path, requirements: Sequence[str], log: Path, torch: bool = False) -> Path:
+    """Return the interpreter of an environment at `path` with `requirements`, made or added to if its stamp lacks some.
+
+    torch : install a CPU build of it first
+    """
+    python = path / "bin" / "python"
+    stamp = path / ".ready"
+    wanted = {*([TORCH] if torch else []), *requirements}
+    there = set(stamp.read_text().splitlines()) if stamp.exists() else set()
+    if wanted <= there:
+        return python
+    if not python.exists():
+        run_logged([sys.executable, "-m", "venv", path], log)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    if torch:
+        run_logged([*pip, "--retries", "1", "--timeout", "60", "--extra-index-url", TORCH_INDEX, TORCH], log)
+    run_logged([*pip, *requirements], log)
+    # torchvision from the default index does not load beside a CPU build of torch and breaks transformers' imports.
+    run_logged([python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], log)
+    stamp.write_text("\n".join(sorted(wanted | there)) + "\n")
+    return python
+
+
+def model_dir(work: Path, checkpoint: Path, peer: str, variant: str) -> Path:
+    """Return where the converted model of a variant belongs."""
+    return work / "models" / checkpoint.name / f"{peer}-{variant}"
+
+
+def converted(out: Path, key: str, convert: Callable[[], None]) -> Path:
+    """Return `out`, made by `convert()` unless the stamp beside it says `key` (versions, settings)."""
+    stamp = out.with_name(out.name + ".stamp")
+    if not (stamp.exists() and stamp.read_text() == key and out.exists()):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        convert()
+        stamp.write_text(key)
+    return out
+
+
+def child_command(python: Path | str, module: str, *args: str | Path) -> list[str]:
+    """Return the command that runs `bench/peer/<module>.py` in a peer's environment (in `bench/`, as Session does)."""
+    return [str(python), "-m", f"peer.{module}", *map(str, args)]

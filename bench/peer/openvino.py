@@ -1,0 +1,120 @@
+"""OpenVINO GenAI's continuous batching, with weights of float32, int8 and int4."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from .environment import child_command, converted, make_environment, model_dir, run_logged
+from .session import Record, Request, Run, serve
+
+VERSION = "2026.4.1"
+NAME = "OpenVINO GenAI"
+VARIANTS = ("fp32", "int8", "int4")
+RUN_REQUIREMENTS = [f"openvino-genai=={VERSION}.0", f"openvino=={VERSION}", "numpy"]
+EXPORT_REQUIREMENTS = [
+    "optimum-intel",
+    f"openvino=={VERSION}",
+    f"openvino-tokenizers=={VERSION}.0",
+    "nncf==3.4.0",
+]
+# One scale a channel at 8 bits; groups of 64 at 4 bits, because the hidden size of 576 has no groups of 128.
+MODES = {"int8": "mode=M.INT8_ASYM", "int4": "mode=M.INT4_SYM, group_size=64, ratio=1.0"}
+COMPRESS = """
+import sys, nncf, openvino
+from nncf import CompressWeightsMode as M
+source, target = sys.argv[1:]
+model = nncf.compress_weights(openvino.Core().read_model(source), {})
+openvino.save_model(model, target, compress_to_fp16=False)
+"""
+
+
+def install(work: Path, log: Path) -> None:
+    """Make the environment that runs the models and the one that converts them."""
+    make_environment(work / "venv-openvino", RUN_REQUIREMENTS, log)
+    make_environment(work / "venv-openvino-export", EXPORT_REQUIREMENTS, log, torch=True)
+
+
+def convert(checkpoint: Path, work: Path, variant: str) -> Path:
+    """Return the folder with the model of `variant`: exported at float32, then its weights rounded by nncf."""
+    log = work / "logs" / "openvino-convert.log"
+    tools = work / "venv-openvino-export" / "bin"
+    out = model_dir(work, checkpoint, "openvino", variant)
+    fp32 = out.with_name("openvino-fp32")
+
+    def export() -> None:
+        command = [
+            tools / "optimum-cli",
+            "export",
+            "openvino",
+            "-m",
+            checkpoint.resolve(),
+            "--weight-format",
+            "fp32",
+        ]
+        run_logged([*command, "--task", "text-generation-with-past", fp32], log, HF_HUB_OFFLINE="1")
+
+    def compress() -> None:
+        out.mkdir(exist_ok=True)
+        for file in fp32.iterdir():
+            if not file.name.startswith("openvino_model."):
+                shutil.copy(file, out / file.name)
+        paths = [folder / "openvino_model.xml" for folder in (fp32, out)]
+        run_logged([tools / "python", "-c", COMPRESS.replace("{}", MODES[variant]), *paths], log)
+
+    converted(fp32, f"{VERSION} fp32", export)
+    return out if variant == "fp32" else converted(out, f"{VERSION} {MODES[variant]}", compress)
+
+
+def weight_bytes(model: Path, variant: str) -> int:
+    """Return the bytes of the model's weights."""
+    return (model / "openvino_model.bin").stat().st_size
+
+
+def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:
+    """Return the command of a session."""
+    model = model_dir(work, checkpoint, "openvino", variant).resolve()
+    return child_command(work.resolve() / "venv-openvino" / "bin" / "python", "openvino", model, str(threads))
+
+
+def load(model: str, threads: int) -> Run:
+    """Return what runs requests by one pipeline; it takes 16 sequences and steps of 512 tokens, and caches prefixes."""
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = 1  # GB
+    scheduler.max_num_seqs = 16
+    scheduler.max_num_batched_tokens = 512
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = True
+    pipeline = genai.ContinuousBatchingPipeline(
+        model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}, {}
+    )
+    next_id = 0
+
+    def run(requests: list[Request], record: Record) -> None:
+        nonlocal next_id
+        handles = []
+        for request in requests:
+            config = genai.GenerationConfig()
+            config.max_new_tokens = config.min_new_tokens = request["output_len"]
+            config.ignore_eos = True
+            config.do_sample = False
+            ids = ov.Tensor(np.array([request["prompt_ids"]], dtype=np.int64))
+            handles.append(pipeline.add_request(next_id, ids, config))
+            next_id += 1
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            for idx, handle in enumerate(handles):
+                while handle.can_read():
+                    for output in handle.read().values():
+                        record(idx, output.generated_ids)
+
+    return run
+
+
+if __name__ == "__main__":
+    serve(lambda: load(sys.argv[1], int(sys.argv[2])), VERSION)
