@@ -23,6 +23,7 @@ namespace {
 constexpr int kTries = 100;
 constexpr size_t kReadBytes = 256 << 20;
 constexpr size_t kReadWords = 2 << 20;  // 16 MiB a try
+constexpr double kSustainedSeconds = 0.25;
 volatile float sink;
 
 #if defined(__x86_64__)
@@ -73,6 +74,17 @@ PSM_TARGET("avx512f,avx512vnni") void Int8Vnni(int64_t loops) {
   }
   for (__m512i s : sum) sink = static_cast<float>(_mm_cvtsi128_si32(_mm512_castsi512_si128(s)));
 }
+
+PSM_TARGET("avx512f,avx512bf16") void Bf16Avx512(int64_t loops) {
+  __m512 sum[kSums], x = _mm512_set1_ps(1e-9f);
+  const __m512bh half = (__m512bh)_mm512_set1_epi16(0x3f00);  // 0.5
+  for (__m512& s : sum) s = x;
+  for (int64_t i = 0; i < loops; ++i) {
+#pragma GCC unroll 12
+    for (__m512& s : sum) s = _mm512_dpbf16_ps(s, half, half);
+  }
+  for (__m512 s : sum) sink = _mm512_cvtss_f32(s);
+}
 #endif
 
 struct Work {
@@ -96,6 +108,17 @@ void Read(void* context, int idx) {
   for (uint64_t s : sums) sink = static_cast<float>(s);
 }
 
+// GB/s of going on reading for a while.
+double Sustained(cpu::ThreadPool* pool, Work* work, const uint64_t* data) {
+  const double start = Seconds();
+  size_t tries = 0;
+  for (; tries == 0 || Seconds() - start < kSustainedSeconds; ++tries) {
+    work->data = data + tries * kReadWords % (kReadBytes / sizeof(uint64_t));
+    pool->Run(Read, work);
+  }
+  return 8e-9 * static_cast<double>(kReadWords * tries) / (Seconds() - start);
+}
+
 double Best(cpu::ThreadPool* pool, cpu::ThreadPool::Job job, Work* work, const uint64_t* data) {
   double best = 1e9;
   for (size_t i = 0; i < kTries; ++i) {
@@ -115,7 +138,7 @@ double Seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni) {
+Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni, bool bf16) {
   Peaks peaks = {};
   const double threads = pool->num_threads();
   {
@@ -124,18 +147,24 @@ Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni) {
     Work work = {nullptr, nullptr, pool->num_threads()};
     peaks.read_gb_s =
         8e-9 * static_cast<double>(kReadWords) / Best(pool, Read, &work, data.as<uint64_t>());
+    peaks.read_sustained_gb_s = Sustained(pool, &work, data.as<uint64_t>());
   }
 #if defined(__x86_64__)
+  const double sums = threads * kSums * static_cast<double>(kLoops);
   if (avx2) {
     Work work = {vnni ? FmaAvx512 : FmaAvx2, nullptr, pool->num_threads()};
-    const double sums = threads * kSums * static_cast<double>(kLoops);
     peaks.fma_gflop_s = 2e-9 * (vnni ? 16 : 8) * sums / Best(pool, RunKernel, &work, nullptr);
     work.kernel = vnni ? Int8Vnni : Int8Avx2;
     peaks.int8_gop_s = 2e-9 * (vnni ? 64 : 32) * sums / Best(pool, RunKernel, &work, nullptr);
   }
+  if (bf16) {
+    Work work = {Bf16Avx512, nullptr, pool->num_threads()};
+    peaks.bf16_gflop_s = 2e-9 * 32 * sums / Best(pool, RunKernel, &work, nullptr);
+  }
 #else
   (void)avx2;
   (void)vnni;
+  (void)bf16;
   (void)threads;
 #endif
   return peaks;

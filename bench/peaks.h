@@ -9,14 +9,16 @@ namespace plansmith {
 namespace bench {
 
 struct Peaks {
-  double read_gb_s;    // reading an array far larger than the caches
-  double fma_gflop_s;  // float32 multiply-adds, two operations each
+  double read_gb_s;            // reading an array far larger than the caches: the best short try
+  double read_sustained_gb_s;  // the same over a quarter of a second
+  double fma_gflop_s;          // float32 multiply-adds, two operations each
+  double bf16_gflop_s;         // bfloat16 dot products, where `bf16`; else 0
   double int8_gop_s;  // int8 products and their sums: VNNI where `vnni`, else vpmaddubsw + vpmaddwd
                       // + vpaddd
 };
 
-// Takes about two seconds. On other machines than x86-64 the last two are 0.
-Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni);
+// Takes about a second. On other machines than x86-64 all but the first two are 0.
+Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni, bool bf16 = false);
 
 double Seconds();  // of a monotonic clock
 
