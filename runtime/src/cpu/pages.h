@@ -4,6 +4,7 @@
 #pragma once
 
 #include <errno.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -15,43 +16,57 @@
 namespace plansmith {
 namespace cpu {
 
+constexpr size_t kHugePageBytes = 2u << 20;  // of x86-64, and of arm64 with 4 KiB pages
+
 class Pages {
  public:
   Pages() = default;
-  // Throws StatusError(PSM_ERROR_OUT_OF_MEMORY) naming `what`. Aligned to a page.
-  Pages(size_t bytes, const char* what) : bytes_(bytes) {
+  // Throws StatusError(PSM_ERROR_OUT_OF_MEMORY) naming `what`. Aligned to a page; from the size of
+  // a huge page on to that, since the system gives huge pages only where they lie whole.
+  Pages(size_t bytes, const char* what) {
     if (bytes == 0) return;
-    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
-      bytes_ = 0;
+    const size_t slack = bytes < kHugePageBytes ? 0 : kHugePageBytes;
+    uint8_t* base = slack > SIZE_MAX - bytes ? nullptr : Map(bytes + slack);
+    if (base == nullptr) {
       throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
                         Format("cannot get %zu bytes for %s: %s; lower the limits or free memory",
-                               bytes, what, strerror(errno)));
+                               bytes, what, strerror(ENOMEM)));
     }
-    base_ = base;
+    const size_t skip = slack == 0 ? 0 : -reinterpret_cast<uintptr_t>(base) % kHugePageBytes;
+    mapped_ = base;
+    mapped_bytes_ = bytes + slack;
+    base_ = base + skip;
 #if defined(MADV_HUGEPAGE)
-    madvise(base, bytes, MADV_HUGEPAGE);  // fewer TLB misses; a refusal costs speed only
+    // Fewer TLB misses; a refusal costs speed only. The slack is virtual and never touched, but for
+    // what the last huge page takes of it.
+    madvise(base_, mapped_bytes_ - skip, MADV_HUGEPAGE);
 #endif
   }
   ~Pages() {
-    if (base_ != nullptr) munmap(base_, bytes_);
+    if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
   }
-  Pages(Pages&& other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Pages(Pages&& other) noexcept { *this = std::move(other); }
   Pages& operator=(Pages&& other) noexcept {
+    std::swap(mapped_, other.mapped_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
     std::swap(base_, other.base_);
-    std::swap(bytes_, other.bytes_);
     return *this;
   }
 
   template <typename T>
   T* as() const {
-    return static_cast<T*>(base_);
+    return static_cast<T*>(static_cast<void*>(base_));
   }
 
  private:
-  void* base_ = nullptr;
-  size_t bytes_ = 0;
+  static uint8_t* Map(size_t bytes) {
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return base == MAP_FAILED ? nullptr : static_cast<uint8_t*>(base);
+  }
+
+  uint8_t* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+  uint8_t* base_ = nullptr;
 };
 
 }  // namespace cpu

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/plan.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <utility>
 
@@ -17,14 +12,6 @@ namespace cpu {
 namespace {
 
 constexpr uint32_t kMaxRecords = 1u << 20;
-
-struct Fd {
-  explicit Fd(int value) : value(value) {}
-  ~Fd() {
-    if (value >= 0) close(value);
-  }
-  int value;
-};
 
 }  // namespace
 
@@ -50,37 +37,18 @@ uint32_t Crc32(const void* data, size_t size) {
   return ~crc;
 }
 
-std::unique_ptr<Plan> Plan::Open(const std::string& path) {
-  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.value < 0) {
-    throw StatusError(PSM_ERROR_ENGINE_FILE,
-                      Format("cannot open the plan %s: %s; give the path of targets/cpu/model.plan",
-                             path.c_str(), strerror(errno)));
-  }
-  struct stat info;
-  if (fstat(fd.value, &info) != 0 || !S_ISREG(info.st_mode))
-    FailPlan(path, "is not a regular file");
-  const uint64_t bytes = static_cast<uint64_t>(info.st_size);
-  if (bytes < sizeof(PlanHeader)) {
-    FailPlan(path, Format("has %llu bytes, a plan's header alone has %zu",
-                          static_cast<unsigned long long>(bytes), sizeof(PlanHeader)));
-  }
-  void* base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.value, 0);
-  if (base == MAP_FAILED) {
-    throw StatusError(PSM_ERROR_OUT_OF_MEMORY, Format("cannot map the %llu bytes of %s: %s",
-                                                      static_cast<unsigned long long>(bytes),
-                                                      path.c_str(), strerror(errno)));
-  }
-  std::unique_ptr<Plan> plan(new Plan(path, static_cast<const uint8_t*>(base), bytes));
+std::unique_ptr<Plan> Plan::Open(const std::string& path, WeightsIn weights) {
+  std::unique_ptr<Plan> plan(
+      new Plan(path, std::make_unique<PlanMemory>(path, sizeof(PlanHeader), weights)));
+  PlanMemory& memory = *plan->memory_;
+  memory.LoadUpTo(plan->header().data_offset);  // not checked yet; at most the whole file
   plan->CheckFile();
   plan->CheckModel();
   plan->CheckTensors();
+  memory.LoadAll();
   CheckOps(*plan);
-  madvise(base, bytes, MADV_WILLNEED);
   return plan;
 }
-
-Plan::~Plan() { munmap(const_cast<uint8_t*>(base_), bytes_); }
 
 void Plan::CheckFile() const {
   const PlanHeader& h = header();
@@ -97,9 +65,9 @@ void Plan::CheckFile() const {
     FailPlan(path_, Format("header has crc32 %08x, it should have %08x: the file is damaged",
                            Crc32(&copy, sizeof(copy)), h.header_crc32));
   }
-  if (h.file_bytes != bytes_) {
+  if (h.file_bytes != bytes()) {
     FailPlan(path_, Format("has %zu bytes, its header says %llu: the file was cut or appended to",
-                           bytes_, static_cast<unsigned long long>(h.file_bytes)));
+                           bytes(), static_cast<unsigned long long>(h.file_bytes)));
   }
   for (uint32_t word : h.reserved) {
     if (word != 0)
@@ -116,7 +84,7 @@ void Plan::CheckFile() const {
       {"op table", h.ops_offset, h.num_ops, sizeof(OpRecord)},
       {"string table", h.strings_offset, h.strings_bytes, 1},
   };
-  if (h.data_offset > bytes_ || h.data_offset < sizeof(PlanHeader) ||
+  if (h.data_offset > bytes() || h.data_offset < sizeof(PlanHeader) ||
       h.data_offset % kPlanAlign != 0) {
     FailPlan(path_, Format("data begins at byte %llu, wanted a multiple of 64 within the file",
                            static_cast<unsigned long long>(h.data_offset)));
@@ -127,18 +95,18 @@ void Plan::CheckFile() const {
                Format("%s begins at byte %llu, wanted a multiple of 64 between header and data",
                       t.name, static_cast<unsigned long long>(t.offset)));
     }
-    if (t.count > (t.record == 1 ? bytes_ : kMaxRecords) ||
+    if (t.count > (t.record == 1 ? bytes() : kMaxRecords) ||
         t.count * t.record > h.data_offset - t.offset) {
       FailPlan(path_, Format("%s has %llu records, more than lie between it and the data", t.name,
                              static_cast<unsigned long long>(t.count)));
     }
   }
-  const uint32_t crc = Crc32(base_ + sizeof(PlanHeader), h.data_offset - sizeof(PlanHeader));
+  const uint32_t crc = Crc32(at(0) + sizeof(PlanHeader), h.data_offset - sizeof(PlanHeader));
   if (crc != h.tables_crc32) {
     FailPlan(path_, Format("tables have crc32 %08x, the header says %08x: the file is damaged", crc,
                            h.tables_crc32));
   }
-  if (h.strings_bytes == 0 || base_[h.strings_offset + h.strings_bytes - 1] != 0) {
+  if (h.strings_bytes == 0 || at(0)[h.strings_offset + h.strings_bytes - 1] != 0) {
     FailPlan(path_, "string table does not end with a NUL");
   }
 }

@@ -1,5 +1,4 @@
-// A cpu plan file, mapped read-only and checked: what Plan::Open returns can be run without another
-// look.
+// A cpu plan file in memory, checked: what Plan::Open returns can be run without another look.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "cpu/plan_format.h"
+#include "cpu/plan_memory.h"
 
 namespace plansmith {
 namespace cpu {
@@ -34,33 +34,35 @@ PaddedShape PaddedShapeOf(const TensorRecord& tensor);
 // Bytes of the data block of a tensor of these (padded) extents; plan_tensors.cc has both.
 uint64_t DataBytesOf(const TensorRecord& tensor);
 
-// Owns the mapping; everything it hands out lives as long as it does. Immutable, any thread.
+// Owns the file's bytes; everything it hands out lives as long as it does. Immutable, any thread.
 class Plan {
  public:
-  // Throws StatusError(PSM_ERROR_ENGINE_FILE) that names the violated rule.
-  static std::unique_ptr<Plan> Open(const std::string& path);
-  ~Plan();
+  // Throws StatusError: ENGINE_FILE that names the violated rule; OUT_OF_MEMORY and UNSUPPORTED as
+  // PlanMemory does.
+  static std::unique_ptr<Plan> Open(const std::string& path, WeightsIn weights = WeightsIn::kAuto);
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(base_); }
+  const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(at(0)); }
   const SlotRecord& slot(size_t idx) const { return Table<SlotRecord>(header().slots_offset)[idx]; }
   const TensorRecord& tensor(size_t idx) const {
     return Table<TensorRecord>(header().tensors_offset)[idx];
   }
   const OpRecord& op(size_t idx) const { return Table<OpRecord>(header().ops_offset)[idx]; }
   const char* string(uint32_t offset) const {
-    return reinterpret_cast<const char*>(base_ + header().strings_offset + offset);
+    return reinterpret_cast<const char*>(at(header().strings_offset + offset));
   }
-  const uint8_t* at(uint64_t offset) const { return base_ + offset; }
+  const uint8_t* at(uint64_t offset) const { return memory_->base() + offset; }
   const std::string& path() const { return path_; }
+  bool in_huge_pages() const { return memory_->in_huge_pages(); }
 
  private:
-  Plan(std::string path, const uint8_t* base, size_t bytes)
-      : path_(std::move(path)), base_(base), bytes_(bytes) {}
+  Plan(std::string path, std::unique_ptr<PlanMemory> memory)
+      : path_(std::move(path)), memory_(std::move(memory)) {}
+  size_t bytes() const { return memory_->bytes(); }
   template <typename Record>
   const Record* Table(uint64_t offset) const {
-    return reinterpret_cast<const Record*>(base_ + offset);
+    return reinterpret_cast<const Record*>(at(offset));
   }
   void CheckFile() const;
   void CheckModel() const;
@@ -69,8 +71,7 @@ class Plan {
   void CheckSections(const TensorRecord& tensor, const std::string& who) const;
 
   std::string path_;
-  const uint8_t* base_;
-  size_t bytes_;
+  std::unique_ptr<PlanMemory> memory_;
 };
 
 // Checks every op against the slots, tensors and the model (plan_check.cc). Throws like Open.

@@ -134,8 +134,8 @@ void Plan::CheckSections(const TensorRecord& t, const std::string& who) const {
                                    static_cast<unsigned long long>(b.bytes), b.name,
                                    static_cast<unsigned long long>(b.wanted)));
     }
-    if (b.offset % kPlanAlign != 0 || b.offset < header().data_offset || b.offset > bytes_ ||
-        b.bytes > bytes_ - b.offset) {
+    if (b.offset % kPlanAlign != 0 || b.offset < header().data_offset || b.offset > bytes() ||
+        b.bytes > bytes() - b.offset) {
       FailPlan(path_, who + Format("has %s at byte %llu, wanted a multiple of 64 with all of it in "
                                    "the file's data",
                                    b.name, static_cast<unsigned long long>(b.offset)));

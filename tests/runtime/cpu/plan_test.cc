@@ -2,14 +2,77 @@
 // correct checksums either fail to open or run a step without a crash.
 //
 // SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
 #include <functional>
 
 #include "driver.h"
+#include "status.h"
 #include "tiny_model.h"
 
 using namespace plansmith::cpu;
 
 namespace {
+
+// What the next reads of a file do instead of giving all that was asked for.
+struct Reads {
+  std::atomic<size_t> most_bytes{SIZE_MAX};  // of one read
+  std::atomic<int> num_interrupted{0};       // these fail with EINTR
+  std::atomic<size_t> end{SIZE_MAX};         // where the file ends
+  std::atomic<size_t> broken_at{SIZE_MAX};   // EIO from here on
+  std::atomic<int> num_reads{0};
+} reads;
+
+}  // namespace
+
+// In place of the C library's, for all of this program.
+extern "C" ssize_t pread(int fd, void* to, size_t n, off_t at) {
+  const size_t from = static_cast<size_t>(at);
+  ++reads.num_reads;
+  if (reads.num_interrupted.load() > 0 && reads.num_interrupted-- > 0) {
+    errno = EINTR;
+    return -1;
+  }
+  n = std::min({n, reads.most_bytes.load(), reads.end - std::min(reads.end.load(), from)});
+  if (from + n > reads.broken_at) {
+    errno = EIO;
+    return -1;
+  }
+  return syscall(SYS_pread64, fd, to, n, at);
+}
+
+namespace {
+
+// Why a plan does not open; empty when it does.
+std::string OpenError(const std::string& path, WeightsIn weights) {
+  try {
+    const auto plan = Plan::Open(path, weights);
+    CHECK(plan->in_huge_pages() == (weights == WeightsIn::kHugePages));
+    return "";
+  } catch (const plansmith::StatusError& e) {
+    return e.what();
+  }
+}
+
+bool HugePagesOffered() {
+  std::string text;
+  std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), text);
+  return text.find("[madvise]") != std::string::npos || text.find("[always]") != std::string::npos;
+}
+
+// A plan opens or not for the same reason, wherever its bytes are.
+void CheckBothWays(const std::string& path) {
+  const std::string read = OpenError(path, WeightsIn::kHugePages);
+  if (HugePagesOffered()) {
+    CHECK(read == OpenError(path, WeightsIn::kMapped));
+  } else {
+    CHECK(read.find("offers no huge pages") != std::string::npos);
+  }
+}
 
 TinyShape SmallShape() {
   TinyShape shape;
@@ -40,8 +103,17 @@ bool OpenAndStep(const std::string& path, bool only_open) {
         std::min({3, info.max_num_tokens, info.max_seq_len, info.tokens_per_block * 3});
     const int32_t ids[] = {0, 0, 0}, positions[] = {0, 1, 2}, cu[] = {0, n}, table[] = {1, 0, 2};
     const int32_t row = n - 1;
-    psm_batch batch = {PSM_BATCH_SIZE, n,    1,      1, 3, ids, positions, &n, &n, cu,
-                       table,          &row, nullptr};
+    psm_batch batch = {};
+    batch.struct_size = PSM_BATCH_SIZE;
+    batch.num_tokens = n;
+    batch.num_seqs = batch.num_logits_rows = 1;
+    batch.block_table_stride = 3;
+    batch.input_ids = ids;
+    batch.position_ids = positions;
+    batch.query_lens = batch.kv_lens = &n;
+    batch.cu_query_lens = cu;
+    batch.block_table = table;
+    batch.logits_rows = &row;
     const float* logits = nullptr;
     if (executor.step(executor.self, &batch, &logits) == PSM_OK) {
       volatile float sum = 0;
@@ -63,6 +135,7 @@ void CheckRefused(const TempFile& file, const std::vector<uint8_t>& bytes,
     exit(1);
   }
   CHECK(strstr(psm_last_error(), file.path().c_str()) != nullptr);
+  CheckBothWays(file.path());
 }
 
 // Edits of a valid plan and a part of the message that each must bring.
@@ -251,6 +324,67 @@ void CheckFileRules() {
   CheckRefused(file, cut, "with all of it in the file's data");
 }
 
+// Bytes of the whole file as `plan` has them.
+std::vector<uint8_t> BytesOf(const Plan& plan) {
+  return {plan.at(0), plan.at(0) + plan.header().file_bytes};
+}
+
+bool IsMapped(const std::string& path) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(path) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// Reading into memory: in pieces, interrupted, cut and broken reads.
+void CheckReading() {
+  TinyShape shape;  // more than one piece of 8 MiB
+  shape.vocab = 3000;
+  shape.hidden = 800;
+  TinyModel model(shape);
+  const std::vector<uint8_t> bytes = model.plan.Bytes();
+  CHECK(bytes.size() > 9u << 20);
+  const TempFile file;
+  file.Write(bytes);
+  {
+    reads.num_reads = 0;
+    const auto mapped = Plan::Open(file.path(), WeightsIn::kMapped);
+    CHECK(reads.num_reads == 0 && IsMapped(file.path()) && BytesOf(*mapped) == bytes);
+  }
+  if (!HugePagesOffered()) {
+    const auto plan = Plan::Open(file.path(), WeightsIn::kAuto);
+    CHECK(!plan->in_huge_pages() && BytesOf(*plan) == bytes);
+    return;
+  }
+  const auto check_read = [&] {
+    const auto plan = Plan::Open(file.path(), WeightsIn::kHugePages);
+    CHECK(reinterpret_cast<uintptr_t>(plan->at(0)) % kHugePageBytes == 0);
+    CHECK(!IsMapped(file.path()) && BytesOf(*plan) == bytes);
+  };
+  check_read();
+  reads.num_interrupted = 5;
+  check_read();
+  CHECK(reads.num_interrupted <= 0);
+  reads.most_bytes = 100003;
+  check_read();
+  reads.most_bytes = SIZE_MAX;
+
+  for (size_t at : {size_t{0}, size_t{100}, sizeof(PlanHeader), bytes.size() / 2, size_t{9} << 20,
+                    bytes.size() - 1}) {
+    reads.end = at;
+    const std::string cut = OpenError(file.path(), WeightsIn::kHugePages);
+    CHECK(cut.find(plansmith::Format("ends at byte %zu", at)) != std::string::npos);
+    reads.end = SIZE_MAX;
+    reads.broken_at = at;
+    const std::string broken = OpenError(file.path(), WeightsIn::kHugePages);
+    CHECK(broken.find(strerror(EIO)) != std::string::npos);
+    CHECK(broken.find(file.path()) != std::string::npos);
+    reads.broken_at = SIZE_MAX;
+  }
+  check_read();
+}
+
 // Values that break arithmetic more often than random ones.
 uint32_t WildValue(Random* random) {
   const uint32_t values[] = {0,          1,          2,          3,          7,          8,
@@ -312,6 +446,7 @@ void Mutate(int count, uint64_t seed) {
     PlanBuilder::Seal(&bytes);
     file.Write(bytes);
     opened += OpenAndStep(file.path(), false);
+    CheckBothWays(file.path());
   }
   printf("%d of %d mutated plans opened\n", opened, count);
   CHECK(opened > 0 && opened < count);
@@ -322,6 +457,7 @@ void Mutate(int count, uint64_t seed) {
 int main(int argc, char** argv) {
   CheckRules();
   CheckFileRules();
+  CheckReading();
   Mutate(argc > 1 ? atoi(argv[1]) : 4000, argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
   return 0;
 }
