@@ -16,14 +16,11 @@
 
 #include "cpu/attention.h"
 #include "cpu/pages.h"
+#include "cpu/peaks.h"
 #include "driver.h"
-#include "peaks.h"
 #include "tiny_model.h"
 
 using namespace plansmith::cpu;
-using plansmith::bench::MeasurePeaks;
-using plansmith::bench::Peaks;
-using plansmith::bench::Seconds;
 
 namespace {
 

@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/peaks.h"
 #include "cpu/thread_pool.h"
-#include "peaks.h"
 
-using plansmith::bench::MeasurePeaks;
-using plansmith::bench::Peaks;
+using plansmith::cpu::MeasurePeaks;
 using plansmith::cpu::NumUsableCores;
+using plansmith::cpu::Peaks;
 using plansmith::cpu::ThreadPool;
 
 int main(int argc, char** argv) {

@@ -15,7 +15,7 @@ from .errors import STATUS_CLASSES, InternalError, UnsupportedError
 
 # The major version must be the same; the library may be newer in the minor one.
 _ABI_MAJOR = 1
-_ABI_MINOR = 2
+_ABI_MINOR = 3
 _LIBRARY_NAMES = {"darwin": "libplansmith.dylib", "win32": "plansmith.dll"}
 # The struct types come as they are and as pointers; these are the others that the package names.
 _OTHER_TYPES = (

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "abi.h"
 #include "engine.h"
@@ -170,6 +171,27 @@ psm_status psm_engine_get_stats(psm_engine* engine, psm_engine_stats* stats) {
     CheckPointer(stats, "stats");
     plansmith::WriteStruct("psm_engine_stats", engine->impl.Stats(), stats,
                            plansmith::kEngineStatsEnds);
+  });
+}
+
+psm_status psm_engine_profile(psm_engine* engine, psm_op_profile* ops, size_t capacity,
+                              size_t* num_ops) {
+  return Guard([&] {
+    CheckPointer(num_ops, "num_ops");
+    *num_ops = 0;
+    CheckPointer(engine, "engine");
+    if (capacity > 0) CheckPointer(ops, "ops");
+    const psm_executor& executor = engine->impl.config().executor;
+    if (executor.profile == nullptr) {
+      throw StatusError(PSM_ERROR_UNSUPPORTED,
+                        "the engine's executor keeps no profile; make the cpu executor with "
+                        "psm_cpu_options.profile = 1");
+    }
+    const psm_status status = executor.profile(executor.self, ops, capacity, num_ops);
+    if (status == PSM_OK) return;
+    const std::string text = psm_last_error();  // of an executor of this library
+    throw StatusError(status == PSM_ERROR_BUFFER_TOO_SMALL ? status : PSM_ERROR_EXECUTOR,
+                      text.empty() ? psm_status_text(status) : text);
   });
 }
 

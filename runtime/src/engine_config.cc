@@ -16,9 +16,9 @@ constexpr uint64_t kDefaultMaxKvBytes = uint64_t{1} << 30;
 constexpr int32_t kDefaultDraftLen = 8;
 
 #define END(field) PSM_FIELD_END(psm_executor, field)
-const FieldEnds kExecutorEnds = {END(close),     END(last_error),   END(copy_blocks),
-                                 END(open_host), END(load_adapter), END(unload_adapter),
-                                 END(now_ns),    END(launch),       END(collect)};
+const FieldEnds kExecutorEnds = {
+    END(close),          END(last_error), END(copy_blocks), END(open_host), END(load_adapter),
+    END(unload_adapter), END(now_ns),     END(launch),      END(collect),   END(profile)};
 #undef END
 #define END(field) PSM_FIELD_END(psm_engine_options, field)
 const FieldEnds kEngineOptionsEnds = {sizeof(size_t),

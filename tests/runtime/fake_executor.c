@@ -199,9 +199,14 @@ void fake_executor_init(fake_executor* fake) {
 }
 
 psm_executor fake_executor_table(fake_executor* fake) {
-  const psm_executor table = {
-      PSM_EXECUTOR_SIZE, fake, describe, open_pools, step, close_pools, last_error,
-      copy_blocks,       NULL, NULL,     NULL,       NULL, NULL,        NULL};
+  const psm_executor table = {.struct_size = PSM_EXECUTOR_SIZE,
+                              .self = fake,
+                              .describe = describe,
+                              .open = open_pools,
+                              .step = step,
+                              .close = close_pools,
+                              .last_error = last_error,
+                              .copy_blocks = copy_blocks};
   return table;
 }
 

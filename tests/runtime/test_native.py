@@ -53,7 +53,7 @@ def test_a_status_that_this_version_does_not_know_is_an_internal_error() -> None
     [
         ("psm_request", "guide"),
         ("psm_engine_options", "draft_executor"),
-        ("psm_cpu_options", "max_adapter_rank"),
+        ("psm_cpu_options", "max_adapter_rank"),  # weights came with 1.3
     ],
 )
 def test_init_functions_set_the_fields_of_abi_1_0(struct: str, last: str) -> None:

@@ -69,7 +69,7 @@ extern "C" {
 /* ---------------------------------------------------------------- versions, status, errors */
 
 /* Major changes break the ABI, minor ones append. */
-enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 2 };
+enum { PSM_ABI_MAJOR = 1, PSM_ABI_MINOR = 3 };
 
 /* major * 1000 + minor of the library that is loaded. Any thread. */
 PSM_API int32_t psm_abi_version(void);
@@ -253,6 +253,37 @@ typedef struct psm_lora_module {
   const float* b; /* [out_features, rank] row-major */
 } psm_lora_module;
 
+/* psm_op_profile.step_kind */
+enum {
+  PSM_STEPS_DECODE = 0, /* one new token a sequence */
+  PSM_STEPS_CONTEXT = 1 /* the others: with prompts, or with draft tokens to verify */
+};
+
+/* psm_op_profile.arithmetic: what its operations are */
+enum { PSM_ARITHMETIC_F32 = 0, PSM_ARITHMETIC_INT8 = 1, PSM_ARITHMETIC_BF16 = 2 };
+
+/* What one op (some that run as one, or a part of one) took in all steps of one kind so far; or,
+ * with kind "step", what the steps took. Texts live as long as the executor. */
+typedef struct psm_op_profile {
+  const char* name;     /* of the plan's op, e.g. "layers.0.qkv"; "" of a step */
+  const char* kind;     /* "linear", "attention", "rms_norm + quantize", ..., "step" */
+  const char* weights;  /* of a product or a table: "f32", "bf16", "int8", "int4", ...; else "" */
+  int32_t step_kind;    /* PSM_STEPS_... */
+  int32_t arithmetic;   /* PSM_ARITHMETIC_... */
+  int32_t out_features; /* N of a product; 0 */
+  int32_t in_features;  /* K of a product; 0 */
+  uint64_t calls;       /* steps it ran in */
+  uint64_t rows;        /* summed over calls: T, or R behind the last layer */
+  uint64_t time_ns;     /* summed over threads, divided by their number; of a step: from its call to
+                           its return */
+  uint64_t wait_ns;     /* likewise: what threads waited for the others behind it */
+  /* By arithmetic. Bytes are what has to be moved once: weights with their scales, K and V as far
+   * as the step's rows see them, rows of activations read and written. */
+  uint64_t bytes;
+  uint64_t activation_bytes; /* of bytes: rows, which stay in a CPU's caches where they fit */
+  uint64_t operations; /* 2 N K a row of a product, 4 D a head, row and position of attention */
+} psm_op_profile;
+
 /* A table of functions: anything that turns a psm_batch into logits. The engine calls them from one
  * thread at a time (describe and open in psm_engine_create's, step, launch, collect and copy_blocks
  * in the engine's own or psm_engine_step's, adapters in psm_engine_load_adapter's, close in
@@ -307,7 +338,17 @@ typedef struct psm_executor {
    * samples is NULL. */
   psm_status (*collect)(void* self, const psm_step_sampling* sampling, psm_row_sample* samples,
                         const float** logits);
+
+  /* ABI 1.3: as psm_engine_profile, which calls it from any thread, also during a step. */
+  psm_status (*profile)(void* self, psm_op_profile* ops, size_t capacity, size_t* num_ops);
 } psm_executor;
+
+/* psm_cpu_options.weights: where the weights of a plan lie. */
+enum {
+  PSM_WEIGHTS_AUTO = 0,      /* in huge pages where the system has them, else mapped */
+  PSM_WEIGHTS_MAPPED = 1,    /* mapped from the file: processes share them, a start reads nothing */
+  PSM_WEIGHTS_HUGE_PAGES = 2 /* read into memory of this process, in huge pages if it gets them */
+};
 
 /* Options of the built-in CPU executor. */
 typedef struct psm_cpu_options {
@@ -317,13 +358,21 @@ typedef struct psm_cpu_options {
   const char* isa;     /* NULL = the best this machine has; else "portable", "avx2", "avx512vnni" */
   int32_t max_adapters;     /* LoRA adapters it can hold at a time; default 8, 0 = none */
   int32_t max_adapter_rank; /* their largest rank; default 64 */
+
+  /* ABI 1.3: set struct_size to PSM_CPU_OPTIONS_SIZE. */
+  int32_t weights; /* PSM_WEIGHTS_...; default PSM_WEIGHTS_AUTO */
+  int32_t profile; /* 1: note the time of each op for psm_engine_profile, which costs about 1 % of a
+                      step; default 0 */
 } psm_cpu_options;
 
+/* Fill *options with the defaults, as far as the struct went in ABI 1.0 (see
+ * psm_engine_options_init). NULL is ignored. Any thread. */
 PSM_API void psm_cpu_options_init(psm_cpu_options* options);
 
 /* Map a cpu plan file (targets/cpu/model.plan of an engine directory) and fill *out with an
- * executor over it (up to now_ns: what psm_executor was in ABI 1.1). options may be NULL. Header,
- * tables and sizes are checked here; the caller checks hashes if it wants them. The caller owns the
+ * executor over it: up to now_ns, what psm_executor was in ABI 1.1, or where options->struct_size
+ * has the fields of ABI 1.3 all that it is in this version's. options may be NULL. Header, tables
+ * and sizes are checked here; the caller checks hashes if it wants them. The caller owns the
  * executor until it gives it to psm_engine_create (or calls out->close(out->self)). */
 PSM_API psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
                                            psm_executor* out);
@@ -788,6 +837,34 @@ typedef struct psm_engine_stats {
  * polled. Any thread. */
 PSM_API psm_status psm_engine_get_stats(psm_engine* engine, psm_engine_stats* stats);
 
+/* Write what each op of the engine's own executor took since its creation (a draft's are left out):
+ * up to `capacity` records, those of one kind of step together, the whole step first. *num_ops =
+ * how many there are; BUFFER_TOO_SMALL when that is more than `capacity` (ops may be NULL with
+ * capacity 0), and nothing is written. They are 0 before the first step, and grow while it runs: a
+ * record may miss a part of the step in progress. UNSUPPORTED when the executor keeps no profile
+ * (the cpu one: psm_cpu_options.profile). Any thread. */
+PSM_API psm_status psm_engine_profile(psm_engine* engine, psm_op_profile* ops, size_t capacity,
+                                      size_t* num_ops);
+
+/* What this machine's cores reach at most, together: what a profile is compared with. */
+typedef struct psm_cpu_peaks {
+  size_t struct_size;
+  int32_t num_threads;     /* measured with */
+  int32_t reserved;        /* 0 */
+  double read_bytes_per_s; /* an array far larger than the caches, in order: the best short try */
+  double read_sustained_bytes_per_s; /* the same over a quarter of a second */
+  double f32_ops_per_s;  /* multiply-adds of float32, two operations each; 0 = not known here */
+  double int8_ops_per_s; /* products of bytes and their sums, likewise */
+  double bf16_ops_per_s; /* dot products of bf16, likewise; 0 where the cores have none */
+} psm_cpu_peaks;
+
+/* Measure them, with the instructions of an isa (as psm_cpu_options.isa; NULL = the best) on
+ * num_threads threads (0 = all cores), each the best of many tries: about a second. The caller
+ * sets peaks->struct_size. INVALID_ARGUMENT, UNSUPPORTED (the isa), OUT_OF_MEMORY. Any thread; what
+ * else runs on the machine at the time takes its share. */
+PSM_API psm_status psm_cpu_measure_peaks(int32_t num_threads, const char* isa,
+                                         psm_cpu_peaks* peaks);
+
 /* One step. */
 typedef struct psm_iteration_stats {
   uint64_t iter;
@@ -856,8 +933,9 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 #define PSM_MODEL_INFO_SIZE PSM_SIZE_UP_TO_(psm_model_info, kv_bytes_per_block)
 #define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
 #define PSM_STEP_SAMPLING_SIZE PSM_SIZE_UP_TO_(psm_step_sampling, masks)
-#define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, collect)
-#define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, max_adapter_rank)
+#define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, profile)
+#define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, profile)
+#define PSM_CPU_PEAKS_SIZE PSM_SIZE_UP_TO_(psm_cpu_peaks, bf16_ops_per_s)
 #define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
 #define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)
 #define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, draft_executor)

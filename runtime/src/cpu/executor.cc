@@ -18,7 +18,7 @@ size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * s
 }  // namespace
 
 Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-                   LoraLimits lora_limits)
+                   LoraLimits lora_limits, bool with_profile)
     : plan_(Plan::Open(plan_path)),
       kernels_(ChooseKernels(isa)),
       lora_(*plan_, kernels_, lora_limits, num_threads) {
@@ -26,6 +26,7 @@ Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threa
   SizeQuantBuffers();
   pool_ = std::make_unique<ThreadPool>(num_threads, pin_threads);
   BuildPhases();
+  if (with_profile) BuildProfile();
 }
 
 Executor::~Executor() = default;
@@ -243,6 +244,12 @@ void Executor::BuildPhases() {
     attention_scratch_.emplace_back(floats * sizeof(float) + kSlack,
                                     "a thread's attention scratch");
   }
+}
+
+void Executor::BuildProfile() {
+  std::vector<PhaseOps> phases;
+  for (const Phase& phase : phases_) phases.push_back({{phase.op, phase.code}});
+  profile_ = std::make_unique<Profile>(*plan_, phases, pool_->num_threads());
 }
 
 }  // namespace cpu

@@ -16,6 +16,7 @@
 #include "cpu/lora.h"
 #include "cpu/pages.h"
 #include "cpu/plan.h"
+#include "cpu/profile.h"
 #include "cpu/thread_pool.h"
 #include "plansmith/plansmith.h"
 
@@ -25,9 +26,10 @@ namespace cpu {
 // One thread at a time. Everything a step needs is allocated by the constructor and Open.
 class Executor {
  public:
-  // num_threads >= 1; isa as in psm_cpu_options. Throws StatusError.
+  // num_threads >= 1; isa as in psm_cpu_options; with_profile: note the time of each phase. Throws
+  // StatusError.
   Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-           LoraLimits lora_limits);
+           LoraLimits lora_limits, bool with_profile = false);
   ~Executor();
 
   psm_model_info Describe() const;
@@ -37,14 +39,16 @@ class Executor {
   // psm_executor.copy_blocks and open_host; after Open. Throw INVALID_ARGUMENT, OUT_OF_MEMORY.
   void CopyBlocks(const psm_block_copy* copies, size_t num_copies);
   void OpenHost(int32_t num_blocks);
+  // NULL without one. Its Read from any thread.
+  const Profile* profile() const { return profile_.get(); }
   // Between steps.
   Lora& lora() { return lora_; }
 
  private:
   // Phases that the plan does not name as ops of their own.
-  static constexpr uint32_t kPhaseQuantize = 1000;
-  static constexpr uint32_t kPhaseWriteKv = 1001;
-  static constexpr uint32_t kPhaseLora = 1002;
+  static constexpr uint32_t kPhaseQuantize = kCodeQuantize;
+  static constexpr uint32_t kPhaseWriteKv = kCodeWriteKv;
+  static constexpr uint32_t kPhaseLora = kCodeLora;
 
   struct Phase {
     uint32_t code;  // OpCode or kPhase...
@@ -75,6 +79,7 @@ class Executor {
   void CheckOpen() const;
   void AllocateSlots();
   void BuildPhases();
+  void BuildProfile();
   void AddPhase(const Phase& phase);
   void AddLinear(uint32_t op_idx);
   PackedMatrix Matrix(int32_t tensor) const;
@@ -93,7 +98,7 @@ class Executor {
   uint32_t RowsOfItem(const Phase& phase) const;
   LinearCut CutLinear(const Phase& phase) const;
   uint32_t NumItems(const Stage& stage) const;
-  void RunItem(const Stage& stage, uint32_t item, int thread_idx);
+  void RunItem(const Stage& stage, uint32_t item, int thread_idx, StepMarks* marks);
   void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end);
   void QuantizeRow(const Phase& phase, const float* in, uint32_t row);
   void RunLinear(const Phase& phase, uint32_t item);
@@ -120,6 +125,7 @@ class Executor {
   Event stage_done_;
   std::unique_ptr<BatchPlaces> places_;
   const psm_batch* batch_ = nullptr;  // of the step that runs
+  std::unique_ptr<Profile> profile_;
   std::unique_ptr<ThreadPool> pool_;
 };
 

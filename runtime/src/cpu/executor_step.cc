@@ -19,6 +19,7 @@ constexpr uint32_t kMaxRowsPerItem = 128;
 
 const float* Executor::Step(const psm_batch& batch) {
   CheckOpen();
+  if (profile_ != nullptr) profile_->BeginStep(batch);
   places_->Set(batch);
   lora_.SetBatch(batch);
   for (AttentionWork& work : attention_) work.Set(batch);
@@ -29,10 +30,12 @@ const float* Executor::Step(const psm_batch& batch) {
   batch_ = &batch;
   pool_->Run([](void* self, int idx) { static_cast<Executor*>(self)->RunStep(idx); }, this);
   batch_ = nullptr;
+  if (profile_ != nullptr) profile_->EndStep(batch);
   return slots_[plan_->header().logits_slot].as<float>();
 }
 
 void Executor::RunStep(int thread_idx) {
+  StepMarks marks(profile_.get(), thread_idx);
   for (size_t i = 0; i < stages_.size(); ++i) {
     Progress& progress = progress_[i];
     const uint32_t num_items = NumItems(stages_[i]);
@@ -42,12 +45,13 @@ void Executor::RunStep(int thread_idx) {
     if (all_done()) continue;  // the others were here long ago
     for (uint32_t item;
          (item = progress.next.fetch_add(1, std::memory_order_relaxed)) < num_items;) {
-      RunItem(stages_[i], item, thread_idx);
+      RunItem(stages_[i], item, thread_idx, &marks);
       if (progress.done.fetch_add(1, std::memory_order_seq_cst) == num_items - 1) {
         stage_done_.Signal();
       }
     }
     stage_done_.Await(all_done);
+    marks.Waited(stages_[i].last);
   }
 }
 
@@ -90,14 +94,25 @@ uint32_t Executor::NumItems(const Stage& stage) const {
   return (num_rows + rows - 1) / rows;
 }
 
-void Executor::RunItem(const Stage& stage, uint32_t item, int thread_idx) {
+void Executor::RunItem(const Stage& stage, uint32_t item, int thread_idx, StepMarks* marks) {
   const Phase& phase = phases_[stage.first];
-  if (phase.code == kOpLinear) return RunLinear(phase, item);
-  if (phase.code == kPhaseLora) return lora_.Run(phase.lora_site, item, phase.linear, thread_idx);
-  if (phase.code == kOpPagedAttention) return RunAttention(phase, item, thread_idx);
-  const uint32_t rows = RowsOfItem(phase), begin = item * rows;
-  const uint32_t end = std::min(NumRows(phase), begin + rows);
-  for (size_t i = stage.first; i <= stage.last; ++i) RunRows(phases_[i], begin, end);
+  if (phase.by_rows) {
+    const uint32_t rows = RowsOfItem(phase), begin = item * rows;
+    const uint32_t end = std::min(NumRows(phase), begin + rows);
+    for (size_t i = stage.first; i <= stage.last; ++i) {
+      RunRows(phases_[i], begin, end);
+      marks->Ran(i);
+    }
+    return;
+  }
+  if (phase.code == kOpLinear) {
+    RunLinear(phase, item);
+  } else if (phase.code == kPhaseLora) {
+    lora_.Run(phase.lora_site, item, phase.linear, thread_idx);
+  } else {
+    RunAttention(phase, item, thread_idx);
+  }
+  marks->Ran(stage.first);
 }
 
 void Executor::RunLinear(const Phase& phase, uint32_t item) {

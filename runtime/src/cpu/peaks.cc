@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "peaks.h"
+#include "cpu/peaks.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 #endif
 
 namespace plansmith {
-namespace bench {
+namespace cpu {
 namespace {
 
 constexpr int kTries = 100;
@@ -109,7 +109,7 @@ void Read(void* context, int idx) {
 }
 
 // GB/s of going on reading for a while.
-double Sustained(cpu::ThreadPool* pool, Work* work, const uint64_t* data) {
+double Sustained(ThreadPool* pool, Work* work, const uint64_t* data) {
   const double start = Seconds();
   size_t tries = 0;
   for (; tries == 0 || Seconds() - start < kSustainedSeconds; ++tries) {
@@ -119,7 +119,7 @@ double Sustained(cpu::ThreadPool* pool, Work* work, const uint64_t* data) {
   return 8e-9 * static_cast<double>(kReadWords * tries) / (Seconds() - start);
 }
 
-double Best(cpu::ThreadPool* pool, cpu::ThreadPool::Job job, Work* work, const uint64_t* data) {
+double Best(ThreadPool* pool, ThreadPool::Job job, Work* work, const uint64_t* data) {
   double best = 1e9;
   for (size_t i = 0; i < kTries; ++i) {
     if (data != nullptr) work->data = data + i * kReadWords % (kReadBytes / sizeof(uint64_t));
@@ -138,11 +138,11 @@ double Seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni, bool bf16) {
+Peaks MeasurePeaks(ThreadPool* pool, bool avx2, bool vnni, bool bf16) {
   Peaks peaks = {};
   const double threads = pool->num_threads();
   {
-    const cpu::Pages data(kReadBytes, "data to read");
+    const Pages data(kReadBytes, "data to read");
     memset(data.as<char>(), 1, kReadBytes);
     Work work = {nullptr, nullptr, pool->num_threads()};
     peaks.read_gb_s =
@@ -170,5 +170,5 @@ Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni, bool bf16) {
   return peaks;
 }
 
-}  // namespace bench
+}  // namespace cpu
 }  // namespace plansmith

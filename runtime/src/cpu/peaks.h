@@ -6,7 +6,7 @@
 #include "cpu/thread_pool.h"
 
 namespace plansmith {
-namespace bench {
+namespace cpu {
 
 struct Peaks {
   double read_gb_s;            // reading an array far larger than the caches: the best short try
@@ -18,9 +18,9 @@ struct Peaks {
 };
 
 // Takes about a second. On other machines than x86-64 all but the first two are 0.
-Peaks MeasurePeaks(cpu::ThreadPool* pool, bool avx2, bool vnni, bool bf16 = false);
+Peaks MeasurePeaks(ThreadPool* pool, bool avx2, bool vnni, bool bf16 = false);
 
 double Seconds();  // of a monotonic clock
 
-}  // namespace bench
+}  // namespace cpu
 }  // namespace plansmith
