@@ -28,6 +28,7 @@ _OTHER_TYPES = (
     "psm_kv_event[]",
     "psm_logits_processor",
     "psm_lora_module[]",
+    "psm_op_profile[]",
     "psm_retention_range[]",
     "const float**",
     "int32_t*",

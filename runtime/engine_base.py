@@ -24,6 +24,7 @@ from .kv_events import KvEvent
 from .manifest import Manifest
 from .native_engine import EngineOptions, NativeEngine, Submission
 from .opening import CpuOptions, plan_opening
+from .profile import OpProfile
 from .prompts import Prompt, bad_words_ids, check_lengths, check_token_ids, encode_prompt
 from .request import RequestState, Sink
 from .sampling import SamplingParams
@@ -80,6 +81,8 @@ class EngineBase:
         isa: str | None = None,
         max_adapters: int | None = None,
         max_adapter_rank: int | None = None,
+        weights: str = "auto",
+        profile: bool = False,
         device: int | str | None = None,
         cuda_graphs: str = "auto",
         cuda_graph_cache_size: int = 0,
@@ -95,7 +98,8 @@ class EngineBase:
         speculation : "auto": by `draft`, or the draft the engine was built with (plansmith build --draft), where there
             is one; "model": the same, or an error; "ngram": by lookup in prompt and output; "off"
         num_threads : of the cpu target; 0 = one a core
-        pin_threads, isa, max_adapters, max_adapter_rank : see cpu_executor
+        pin_threads, isa, max_adapters, max_adapter_rank, weights : see cpu_executor
+        profile : note the time of each op of the cpu target for `profile()`; costs about 1 % of a step
         device, cuda_graphs : of a GPU target: which GPU, by its index or UUID (None = the first that runs the plan),
             and who captures decode steps ("auto", "own", "off"); see GpuOptions
         cuda_graph_cache_size : graphs kept at a time of those that this program captures; 0 = 64
@@ -112,7 +116,7 @@ class EngineBase:
         opening = plan_opening(engine_dir, target, draft, speculation, options, device)
         manifest = opening.manifest
         tokenizer_dir = manifest.root / "tokenizer"
-        cpu = CpuOptions(num_threads, pin_threads, isa, max_adapters, max_adapter_rank)
+        cpu = CpuOptions(num_threads, pin_threads, isa, max_adapters, max_adapter_rank, weights, profile)
         opening.check_files(hashes=verify_hashes)
         has_tokenizer = (tokenizer_dir / "tokenizer.json").is_file()
         tokenizer = Tokenizer.from_directory(tokenizer_dir) if has_tokenizer else None
@@ -155,6 +159,13 @@ class EngineBase:
     def iteration_stats(self) -> list[IterationStats]:
         """Take the records of past steps, oldest first; each is given once."""
         return self._core.iteration_stats(max(1, self._options.iter_stats_max_iterations))
+
+    def profile(self) -> list[OpProfile]:
+        """Return what each op of the target took so far, a draft's left out. Any thread, also while the engine runs.
+
+        raises UnsupportedError unless the engine was opened with profile=True
+        """
+        return self._core.profile()
 
     def chat_ids(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Return the prompt ids of a conversation by the model's chat template.

@@ -25,7 +25,8 @@ from .batch import (
     RecordArray,
     StepSampling,
 )
-from .errors import ExecutorError, ShapeError, ShutdownError
+from .errors import ExecutorError, InvalidArgumentError, ShapeError, ShutdownError, UnsupportedError
+from .profile import OpProfile, read_profile
 
 __all__ = [
     "LOGIT_EDIT",
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 _OK, _ERROR_EXECUTOR = 0, 8
+_WEIGHTS = ("auto", "mapped", "huge_pages")  # PSM_WEIGHTS_...
 _OPTIONAL = ("step", "launch", "collect", "copy_blocks", "open_host", "load_adapter", "unload_adapter")
 
 
@@ -172,6 +174,16 @@ class Executor:
     def open_host(self, num_blocks: int) -> None:
         """Allocate host blocks, after `open`."""
         self._check(self.struct.open_host(self.struct.self, num_blocks))
+
+    def profile(self) -> list[OpProfile]:
+        """Return what each op took so far, from any thread; raises UnsupportedError where no profile is kept."""
+        if not self.can("profile"):
+            raise UnsupportedError(
+                "the executor keeps no profile; make the cpu executor with profile=True (others have none)"
+            )
+        return read_profile(
+            lambda ops, capacity, num: self.struct.profile(self.struct.self, ops, capacity, num)
+        )
 
     def close(self) -> None:
         """Release the executor. Not after an engine has taken it over."""
@@ -303,17 +315,26 @@ def cpu_executor(
     isa: str | None = None,
     max_adapters: int | None = None,
     max_adapter_rank: int | None = None,
+    weights: str = "auto",
+    profile: bool = False,
 ) -> Executor:
     """Map a cpu plan file and return the built-in executor over it.
 
     num_threads : 0 = one a core, the calling thread included
     isa : None = the best this machine has; else "portable", "avx2" or "avx512vnni"
     max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
-    raises EngineFileError for a damaged plan, UnsupportedError for an isa the machine lacks
+    weights : where they lie: "auto", "mapped" (shared between processes) or "huge_pages" (this process's own)
+    profile : note the time of each op, for Executor.profile and Engine.profile; costs about 1 % of a step
+    raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks
     """
+    if weights not in _WEIGHTS:
+        raise InvalidArgumentError(f"weights is {weights!r}, it must be one of {', '.join(_WEIGHTS)}")
     core = native()
     options = core.ffi.new("psm_cpu_options*")
     core.lib.psm_cpu_options_init(options)
+    options.struct_size = core.struct_size("psm_cpu_options")
+    options.weights = _WEIGHTS.index(weights)
+    options.profile = int(profile)
     options.num_threads = num_threads
     options.pin_threads = int(pin_threads)
     if max_adapters is not None:

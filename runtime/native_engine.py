@@ -16,6 +16,7 @@ from .events import EndEvent, Event, event_of
 from .executor import Executor, ModelInfo
 from .kv_events import KvEvent, KvEventReader
 from .native_request import ProcessorCall, Submission, request_struct
+from .profile import OpProfile, read_profile
 from .stats import EngineStats, IterationStats, from_struct
 
 __all__ = ["EngineOptions", "NativeEngine", "Submission"]
@@ -188,6 +189,14 @@ class NativeEngine:
         with self._call() as engine:
             core.check(core.lib.psm_engine_iteration_stats(engine, records, max_records, out))
         return [from_struct(IterationStats, records[i]) for i in range(out[0])]
+
+    def profile(self) -> list[OpProfile]:
+        """Return what each op of the executor took so far; raises UnsupportedError when it keeps no profile."""
+        core = native()
+        with self._call() as engine:
+            return read_profile(
+                lambda ops, capacity, num: int(core.lib.psm_engine_profile(engine, ops, capacity, num))
+            )
 
     def shutdown(self) -> None:
         """Refuse new requests and fail what is left, after the step in progress. The events can still be polled.

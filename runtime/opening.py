@@ -31,6 +31,8 @@ class CpuOptions:
     isa: str | None = None
     max_adapters: int | None = None
     max_adapter_rank: int | None = None
+    weights: str = "auto"
+    profile: bool = False  # of the target alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Opening:
         if self.draft is None or self.draft_file is None:
             return executor, self.options, None
         try:
-            draft = _open(self.draft.path(self.draft_file), self.draft, cpu)
+            draft = _open(
+                self.draft.path(self.draft_file), self.draft, dataclasses.replace(cpu, profile=False)
+            )
         except Error:
             executor.close()
             raise
@@ -83,6 +87,11 @@ class Opening:
             raise UnsupportedError(
                 f"max_adapters is {cpu.max_adapters}, and a TensorRT plan takes no LoRA adapters; open the cpu target, "
                 "or merge the adapter into the checkpoint before it is built"
+            )
+        if cpu.profile:
+            raise UnsupportedError(
+                f"the executor of target {self.target} keeps no profile of its ops; open the cpu target, or take the "
+                "profile with NVIDIA's own tools (nsys)"
             )
         options = self.options
         options.to_struct()  # refuses what is wrong before anything is opened

@@ -179,9 +179,10 @@ psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options*
     const psm_cpu_options o = cpu::ReadOptions(options);
     const int threads = o.num_threads > 0 ? o.num_threads : cpu::NumUsableCores();
     auto handle = std::make_unique<cpu::Handle>();
-    handle->executor = std::make_unique<cpu::Executor>(
-        plan_path, threads, o.pin_threads != 0, o.isa,
-        cpu::LoraLimits{o.max_adapters, o.max_adapter_rank}, o.profile != 0);
+    handle->executor =
+        std::make_unique<cpu::Executor>(plan_path, threads, o.pin_threads != 0, o.isa,
+                                        cpu::LoraLimits{o.max_adapters, o.max_adapter_rank},
+                                        static_cast<cpu::WeightsIn>(o.weights), o.profile != 0);
     out->struct_size = size;
     out->describe = cpu::DescribeEntry;
     out->open = cpu::OpenEntry;

@@ -18,8 +18,8 @@ size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * s
 }  // namespace
 
 Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-                   LoraLimits lora_limits, bool with_profile)
-    : plan_(Plan::Open(plan_path)),
+                   LoraLimits lora_limits, WeightsIn weights, bool with_profile)
+    : plan_(Plan::Open(plan_path, weights)),
       kernels_(ChooseKernels(isa)),
       lora_(*plan_, kernels_, lora_limits, num_threads) {
   AllocateSlots();

@@ -29,7 +29,7 @@ class Executor {
   // num_threads >= 1; isa as in psm_cpu_options; with_profile: note the time of each phase. Throws
   // StatusError.
   Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-           LoraLimits lora_limits, bool with_profile = false);
+           LoraLimits lora_limits, WeightsIn weights, bool with_profile);
   ~Executor();
 
   psm_model_info Describe() const;
