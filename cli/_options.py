@@ -57,6 +57,14 @@ KvCacheFraction = Annotated[
 Threads = Annotated[
     int, typer.Option("--threads", min=0, max=1024, help="Threads of the cpu target; 0 = one a core.")
 ]
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="WHERE",
+        help="Where the cpu target's weights lie: mapped (shared by processes), huge_pages (faster), or auto.",
+    ),
+]
 MaxBatchSize = Annotated[
     int, typer.Option("--max-batch-size", min=0, help="Most requests in a step; 0 = the engine's limit.")
 ]

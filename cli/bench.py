@@ -15,10 +15,14 @@ from rich.table import Table
 
 from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import Error, InvalidArgumentError
+from ..runtime.profile import OpProfile, measure_peaks, since
 from ..runtime.prompts import check_lengths
+from ..runtime.stats import EngineStats
 from . import _options as options
+from . import _roofline_plot
 from ._measure import PERCENTILES, Load, run_workload
-from ._output import print_json
+from ._output import json_text, print_json
+from ._profile import EngineProfile, engine_profile
 from ._workload import Work, random_workload, read_workload
 
 # Step records kept for a run; more steps than that only make the means of the last ones.
@@ -64,13 +68,33 @@ def bench(
     kv_cache_bytes: options.KvCacheBytes = 0,
     kv_cache_free_gpu_mem_fraction: options.KvCacheFraction = options.DEFAULT_FRACTION,
     scheduler_policy: options.SchedulerPolicy = "guaranteed_no_evict",
+    weights: options.Weights = "auto",
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Also print where the time of the steps goes, op by op (the cpu target)."
+        ),
+    ] = False,
+    profile_plot: Annotated[
+        Path | None,
+        typer.Option("--profile-plot", metavar="FILE.svg", help="Draw the profile as a roofline."),
+    ] = None,
+    profile_json: Annotated[
+        Path | None, typer.Option("--profile-json", metavar="FILE", help="Write the profile as JSON.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure an engine's speed and memory.
 
     Every request generates exactly its output length, greedily, whatever tokens come. Latencies are what a client in
     this process sees: time to the first token (TTFT), between tokens, and to the last one.
+
+    --profile measures what the machine can do at most, and notes the time of each op beside the bytes and operations
+    it takes; docs/serving.md, Where the time goes, tells how to read it.
     """
+    profile = profile or profile_plot is not None or profile_json is not None
+    if profile_plot is not None:
+        _roofline_plot.pyplot()  # before a long run: it may be missing
     if set_name is not None and workload is None:
         raise InvalidArgumentError("--set names a set of a workload file; give --workload")
     opening = {
@@ -87,6 +111,8 @@ def bench(
         "speculation": speculation,
         "max_draft_len": max_draft_len,
         "isa": isa,
+        "weights": weights,
+        "profile": profile,
         "iter_stats_max_iterations": _MAX_ITERATIONS,
     }
     with options.open_engine(engine_dir, target, threads, **opening) as engine:
@@ -97,15 +123,40 @@ def bench(
             vocab_size = engine.model_info.vocab_size
             works = random_workload(requests, input_len, output_len, vocab_size, seed)
         _check(engine, works)
+        peaks = measure_peaks(threads, isa) if profile else None
         _warm_up(engine, works, warmup)
+        before = _moment(engine, profile)
         runs = _measure(engine, works, Load(concurrency, rate, seed), repeat)
+        after = _moment(engine, profile)
         opened = engine.target or target
     result = _result(engine_dir, opened, runs)
+    profiled = None
+    if peaks is not None:
+        profiled = engine_profile(since(after[0], before[0]), peaks, before[1], after[1])
+        result["profile"] = profiled.to_dict()
     print_json(result, indent=None) if as_json else _print_report(result)
+    if profiled is not None:
+        _give_profile(profiled, profile_plot, profile_json, as_text=not as_json)
     failures = [failure for run in runs for failure in run["failures"]]
     if failures:
         print(f"plansmith: {len(failures)} requests failed; the first: {failures[0]}", file=sys.stderr)
         sys.exit(1)
+
+
+def _moment(engine: Engine, profile: bool) -> tuple[list[OpProfile], EngineStats]:
+    return engine.profile() if profile else [], engine.stats()
+
+
+def _give_profile(
+    profile: EngineProfile, plot: Path | None, json_path: Path | None, *, as_text: bool
+) -> None:
+    if as_text:
+        print()
+        print("\n".join(profile.lines()))
+    if json_path is not None:
+        json_path.write_text(json_text(profile.to_dict(), "utf-8", 2) + "\n", encoding="utf-8")
+    if plot is not None:
+        _roofline_plot.draw_profile(profile, plot)
 
 
 def _check(engine: Engine, works: Sequence[Work]) -> None:
