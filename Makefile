@@ -7,6 +7,7 @@
 #   TORCH        the torch that tests compare with; a CPU build serves
 #   TORCH_INDEX  where CPU builds of torch are; used beside the default index, so it may be out of reach
 #   JOBS         parallel C++ compile jobs
+#   BENCH_FLAGS  of bench-peers, bench-peers-install and bench-smoke, e.g. --rounds 3 --variants plansmith,llama_cpp:q8_0
 #   HTTP_PORT, GRPC_PORT, METRICS_PORT   of `make triton`: 8000, 8001, 8002; 0 = a free one
 #   CHECKPOINT, ENGINE, REPOSITORY, PRECISION   of `make triton`: what it serves, and where it writes that
 
@@ -29,7 +30,7 @@ SOURCES := $(shell find builder runtime plugins calibration serving triton_repo 
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
-	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-quantization bench-runtime bench-serving soak-serving wheel clean
+	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-smoke bench-quantization bench-runtime bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -159,8 +160,14 @@ bench-accuracy: build $(VENV)/.test-deps  ## logits, tokens and KL against trans
 bench-quantization: build $(VENV)/.test-deps  ## every recipe: its cost, and the engine beside ModelOpt's simulation (half an hour)
 	$(PY) bench/quantization.py
 
-bench-peers: build $(VENV)/.test-deps  ## throughput beside OpenVINO GenAI and transformers, in one run
-	$(PY) bench/throughput.py
+bench-peers: build $(VENV)/.test-deps  ## the cpu target beside llama.cpp, OpenVINO, ONNX Runtime, CTranslate2, vLLM, transformers
+	$(PY) bench/peers.py $(BENCH_FLAGS)
+
+bench-peers-install: build $(VENV)/.test-deps  ## only make the peers' environments and models (build/peers)
+	$(PY) bench/peers.py --install $(BENCH_FLAGS)
+
+bench-smoke: build $(VENV)/.test-deps  ## two quick rounds of the cpu target beside the last ones recorded (BENCH_FLAGS=--record)
+	$(PY) bench/smoke.py $(BENCH_FLAGS)
 
 bench-runtime: build $(VENV)/.test-deps  ## prefix reuse, speculation, structured output, scheduler cost and policies
 	$(PY) bench/prefix_reuse.py

@@ -20,6 +20,7 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ import numpy as np
 from plansmith.runtime.engine import Engine, SamplingParams
 from serving_clients import OpenAiClient, Outcome, TritonClient, closing, infer_request
 from serving_servers import Server, openai_server, triton_server
-from throughput import bench_command, run_json
 
 WORK = common.ROOT / "build" / "bench-serving"
 Requests = list[dict[str, Any]]
@@ -107,7 +107,9 @@ def in_process(engine_dir: Path, requests: Requests, threads: int) -> dict[str, 
     """Return the in-process engine's numbers and tokens, from a process of its own."""
     path = WORK / "requests.json"
     path.write_text(json.dumps([{k: r[k] for k in ("prompt_ids", "output_len")} for r in requests]))
-    result = run_json(bench_command(engine_dir, path, threads), threads)
+    command = [*common.PLANSMITH, "bench", str(engine_dir), "--workload", str(path)]
+    printed = subprocess.check_output([*command, "--threads", str(threads), "--json"], text=True)
+    result = json.loads(printed.strip().splitlines()[-1])
     return {
         "tokens_per_s": result["generated_tokens_per_s"],
         "ttft_ms": [seconds * 1e3 for seconds in result["ttft_s"]],

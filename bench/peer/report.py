@@ -1,0 +1,186 @@
+"""A run as markdown: a table a test, what each engine takes, the goals, what was left out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from .goals import best_peer
+from .results import Results
+from .statistic import Spread, number, round_ratios
+
+# Test: its title, its numbers (name in the samples, name in the table), and its shares of the machine's peaks.
+TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
+    "single": (
+        "One request: 32 prompt tokens, 128 generated",
+        (("decode_tokens_per_s", "tokens/s after the first"), ("ttft_s", "TTFT, s")),
+        (("bandwidth_share", "of the bandwidth"), ("sustained_bandwidth_share", "of the sustained one")),
+    ),
+    "prefill": (
+        "One prompt of 512 tokens",
+        (("prefill_tokens_per_s", "tokens/s"),),
+        (("arithmetic_share", "of the arithmetic"),),
+    ),
+    "conc16": (
+        "16 requests at once",
+        (
+            ("generated_tokens_per_s", "generated tokens/s"),
+            ("ttft_mean_s", "mean TTFT, s"),
+            ("ttft_p95_s", "p95 TTFT, s"),
+        ),
+        (("arithmetic_share", "of the arithmetic"),),
+    ),
+    "shared16": (
+        "16 requests at once that share their first 256 tokens",
+        (("wall_s", "all done after, s"), ("generated_tokens_per_s", "generated tokens/s")),
+        (),
+    ),
+}
+OURS = ("plansmith int4", "plansmith int8", "plansmith fp32")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def test_table(results: Results, test: str) -> str:
+    """Return the table of one test: medians, spreads, shares, and how many times as fast each of our variants is."""
+    title, numbers, shares = TABLES[test]
+    metric = "generated_tokens_per_s" if test == "shared16" else numbers[0][0]
+    engines = [name for name in results.engines() if results.values(name, test, metric)]
+    ours = [name for name in OURS if name in engines]
+    rows = []
+    for engine in engines:
+        row = [engine, *(_spread(results, engine, test, name) for name, _ in numbers)]
+        row += [_share(results, engine, test, name) for name, _ in shares]
+        row += [_ratio(results, our, engine, test, metric) for our in ours]
+        rows.append(row)
+    header = ["engine", *(name for _, name in numbers), *(name for _, name in shares)]
+    return f"### {title}\n\n" + table([*header, *(f"{our} is" for our in ours)], rows)
+
+
+def _spread(results: Results, engine: str, test: str, metric: str) -> str:
+    values = list(results.values(engine, test, metric).values())
+    return Spread.of(values).text() if values else "-"
+
+
+def _share(results: Results, engine: str, test: str, metric: str) -> str:
+    values = list(results.values(engine, test, metric).values())
+    return f"{statistics.median(values):.0%}" if values else "-"
+
+
+def _ratio(results: Results, our: str, engine: str, test: str, metric: str) -> str:
+    if our == engine:
+        return ""
+    ratios = round_ratios(results.values(our, test, metric), results.values(engine, test, metric))
+    return f"{statistics.median(ratios):.2f} x" if ratios else "-"
+
+
+def footprint_table(results: Results, equal_tokens: dict[str, int]) -> str:
+    """Return what each engine takes: weights, memory, time to load and to start; and its greedy tokens."""
+    rows = []
+    for engine in results.engines():
+        facts = results.facts[engine]
+        rows.append(
+            [
+                engine,
+                facts.get("version", "-"),
+                f"{facts['weight_bytes'] / 1e6:.0f}",
+                _spread(results, engine, "memory", "peak_rss_mb"),
+                f"{facts['load_s']:.2f}" if "load_s" in facts else "-",
+                _spread(results, engine, "start", "start_to_first_token_s"),
+                equal_tokens.get(engine, "-"),
+            ]
+        )
+    header = ["engine", "version", "weights, MB", "peak memory, MB", "first load, s"]
+    header += ["fresh process to first token, s", "leading tokens as transformers fp32, of 128"]
+    return "### What each engine takes\n\n" + table(header, rows)
+
+
+def goals_table(verdicts: Sequence[dict[str, Any]]) -> str:
+    """Return the goals with what was reached."""
+    rows = []
+    for v in verdicts:
+        sign = ">=" if v["at_least"] else "<="
+        spread = f" ({number(v['low'])}-{number(v['high'])})" if "low" in v else ""
+        rows.append(
+            [
+                v["goal"],
+                v["ours"],
+                v.get("peer", "-"),
+                f"{sign} {number(v['wanted'])}{v['unit']}",
+                f"{number(v['got'])}{v['unit']}{spread}",
+                "met" if v["met"] else f"not met: {distance(v):.0%} off",
+            ]
+        )
+    return "### Goals\n\n" + table(["goal", "ours", "best peer", "wanted", "got", ""], rows)
+
+
+def distance(verdict: dict[str, Any]) -> float:
+    """Return by which share of what is wanted a number is on the wrong side of it; negative on the right one."""
+    gap = (verdict["wanted"] - verdict["got"]) / verdict["wanted"]
+    return float(gap if verdict["at_least"] else -gap)
+
+
+def best_table(results: Results) -> str:
+    """Return the best peer of each test, at all bits and at 4, 8 and 32."""
+    rows = []
+    for test, (title, numbers, _) in TABLES.items():
+        metric = "generated_tokens_per_s" if test == "shared16" else numbers[0][0]
+        for bits, ours in ((0, "plansmith int8"), (4, OURS[0]), (8, OURS[1]), (32, OURS[2])):
+            peer = best_peer(results, test, metric, bits)
+            if peer is None or not results.values(ours, test, metric):
+                continue
+            rows.append(
+                [
+                    title,
+                    f"{bits} bits" if bits else "any",
+                    peer,
+                    _spread(results, peer, test, metric),
+                    ours,
+                    _spread(results, ours, test, metric),
+                    _ratio(results, ours, peer, test, metric),
+                ]
+            )
+    return "### The best peer\n\n" + table(
+        ["test", "peers of", "best peer", "its tokens/s", "ours", "our tokens/s", "ratio"], rows
+    )
+
+
+def conditions(results: Results) -> str:
+    """Return a line on the peaks of the rounds and on how busy the machine was with other things."""
+    peaks = [sample["peaks"] for sample in results.samples]
+    rates = (
+        ("read_gb_s", "GB/s read"),
+        ("read_sustained_gb_s", "GB/s sustained"),
+        ("fma_gflop_s", "GFLOP/s float32"),
+        ("bf16_gflop_s", "GFLOP/s bfloat16"),
+        ("int8_gop_s", "GOP/s int8"),
+    )
+    measured = [f"{Spread.of([p[name] for p in peaks]).text()} {unit}" for name, unit in rates]
+    timed = [sample for sample in results.samples if "wall_s" in sample]
+    others = statistics.median(s["others_cpu_s"] / s["wall_s"] for s in timed) if timed else 0.0
+    load = Spread.of([sample["load_average"] for sample in results.samples])
+    return (
+        f"Peaks of the machine in the rounds: {'; '.join(measured)}. Load average {load.text()}; "
+        f"other processes took {others:.2f} cores in the median run."
+    )
+
+
+def markdown(
+    results: Results,
+    verdicts: Sequence[dict[str, Any]],
+    failures: dict[str, str],
+    equal_tokens: dict[str, int],
+) -> str:
+    """Return the whole report; each ratio is the median of the rounds' ratios."""
+    tests = [test for test in TABLES if any(sample["test"] == test for sample in results.samples)]
+    parts = [test_table(results, test) for test in tests]
+    parts += [footprint_table(results, equal_tokens), best_table(results), goals_table(verdicts)]
+    if failures:
+        rows = [[name, reason] for name, reason in failures.items()]
+        parts.append("### Left out\n\n" + table(["engine", "why"], rows))
+    return "\n\n".join([*parts, conditions(results)]) + "\n"

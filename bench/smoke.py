@@ -1,0 +1,66 @@
+"""Two quick rounds of plansmith's own variants, and their ratios to the last recorded run on such a machine.
+
+    python bench/smoke.py [--rounds 2] [--record]
+
+About a minute on two idle cores. --record appends the run to bench/history/smoke.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+import common
+import history
+from peer import cases, driver, report, roofline
+from peer.results import Results
+
+FILE = history.FOLDER / "smoke.jsonl"
+
+
+def measure(rounds: int, threads: int, variants: str) -> Results:
+    """Return the samples of the rounds; SystemExit where an engine fails."""
+    work = common.ROOT / "build" / "peers"
+    workload = cases.read_workload(common.WORKLOAD)
+    settings = driver.Settings(work, common.demo_checkpoint(), workload, cases.TESTS, threads)
+    binary = roofline.build_peaks()
+    with driver.Driver(settings, driver.say) as run:
+        run.prepare(driver.chosen(driver.all_variants(["plansmith"]), variants))
+        for round_idx in range(rounds):
+            run.round(round_idx, lambda: roofline.measure_peaks(binary, threads), starts=True)
+    if run.failures:
+        sys.exit(f"failed: {run.failures}")
+    return Results(run.samples, run.facts, roofline.ModelCost.of(settings.checkpoint), workload)
+
+
+def main() -> None:
+    """Measure, compare, and record where that is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--variants", default="plansmith:int8,plansmith:int4,plansmith:fp32")
+    parser.add_argument("--record", action="store_true", help=f"append to {FILE.relative_to(common.ROOT)}")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    results = measure(args.rounds, args.threads, args.variants)
+    now = history.entry(results, args.threads)
+    then = history.last_like(history.read(FILE), now)
+    print(report.conditions(results) + "\n")
+    if then is None:
+        print("no earlier run on a machine of this description; these are the numbers\n")
+        then = now
+    else:
+        print(f"beside the run of {then['date']} at {then['commit']}\n")
+    print(history.change_table(history.changes(now, then)))
+    if now["others_cores"] > 0.1:
+        print(f"\nother processes took {now['others_cores']:.2f} cores: read the ratios with care")
+    if args.record:
+        history.append(FILE, now)
+
+
+if __name__ == "__main__":
+    main()

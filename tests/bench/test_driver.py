@@ -1,0 +1,129 @@
+"""The rounds, with engines that are real processes but count instead of computing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peer import driver
+from runs import PEAKS, WORKLOAD
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+
+
+def module(name: str, *variants: str, broken: bool = False) -> ModuleType:
+    """Return a peer's module whose variants behave as fake_engine.py's word of that name."""
+
+    def install(work: Path, log: Path) -> None:
+        if broken:
+            raise OSError("no such package")
+
+    made: Any = ModuleType(f"peer.{name}")
+    made.NAME = name.capitalize()
+    made.VARIANTS = variants
+    made.install = install
+    made.convert = lambda checkpoint, work, variant: checkpoint
+    made.weight_bytes = lambda model, variant: 1000
+    made.command = lambda work, checkpoint, variant, threads: [sys.executable, str(FAKE), variant]
+    return made  # type: ignore[no-any-return]
+
+
+def variants(*modules: ModuleType) -> list[driver.Variant]:
+    return [driver.Variant(m, name) for m in modules for name in m.VARIANTS]
+
+
+def settings(work: Path, tests: tuple[str, ...] = ("single", "conc16")) -> driver.Settings:
+    return driver.Settings(work, work / "model", WORKLOAD, tests, threads=1, run_timeout_s=60.0)
+
+
+def test_rounds_go_through_tests_and_engines_in_turn(tmp_path: Path) -> None:
+    said: list[str] = []
+    one, two = variants(module("one", "ok"), module("two", "ok"))
+    with driver.Driver(settings(tmp_path), said.append) as run:
+        run.prepare([one, two])
+        run.compare_outputs()
+        for round_idx in range(2):
+            run.round(round_idx, lambda: PEAKS, starts=round_idx == 0)
+    order = [(s["round"], s["test"], s["engine"]) for s in run.samples]
+    assert order == [
+        (0, "single", "One ok"),
+        (0, "single", "Two ok"),
+        (0, "conc16", "One ok"),
+        (0, "conc16", "Two ok"),
+        (0, "start", "One ok"),
+        (0, "start", "Two ok"),
+        (1, "single", "Two ok"),
+        (1, "single", "One ok"),
+        (1, "conc16", "Two ok"),
+        (1, "conc16", "One ok"),
+    ]
+    assert not run.failures
+    first = WORKLOAD.tests["single"][0]["prompt_ids"][0]
+    assert run.outputs["One ok"] == [first + i for i in range(128)]
+    assert run.facts["One ok"]["version"] == "1.0"
+    for sample in run.samples:
+        assert sample["peaks"] == PEAKS
+        assert all(value > 0 for value in sample["metrics"].values())
+        assert sample["others_cpu_s"] >= 0
+    assert all(session._process.returncode is not None for session in run.sessions.values())
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("dies", "ended before it answered"),
+        ("refuses", "too many tokens"),
+        ("short", "7 tokens, wanted 8"),
+    ],
+)
+def test_an_engine_that_fails_is_named_and_the_rest_runs(tmp_path: Path, how: str, reason: str) -> None:
+    with driver.Driver(settings(tmp_path, ("prefill",)), lambda text: None) as run:
+        run.prepare(variants(module("good", "ok"), module("bad", how)))
+        run.round(0, lambda: PEAKS, starts=False)
+    assert list(run.failures) == [f"Bad {how}"]
+    assert reason in run.failures[f"Bad {how}"]
+    assert str(tmp_path / "logs") in run.failures[f"Bad {how}"]
+    assert [s["engine"] for s in run.samples] == ["Good ok"]
+
+
+def test_an_engine_that_repeats_one_token_is_left_out(tmp_path: Path) -> None:
+    with driver.Driver(settings(tmp_path), lambda text: None) as run:
+        run.prepare(variants(module("good", "ok"), module("bad", "repeats")))
+        run.compare_outputs()
+    assert list(run.outputs) == ["Good ok"]
+    assert "128 times and no other" in run.failures["Bad repeats"]
+
+
+def test_an_engine_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
+    with driver.Driver(settings(tmp_path), lambda text: None) as run:
+        run.prepare(variants(module("bad", "ok", broken=True), module("good", "ok")), start=False)
+    assert list(run.failures) == ["Bad ok"]
+    assert "no such package" in run.failures["Bad ok"]
+    assert run.facts == {"Good ok": {"weight_bytes": 1000}}
+
+
+def test_variants_are_chosen_by_module_or_name() -> None:
+    everything = variants(module("one", "fp32", "int8"), module("two", "q8_0"))
+    assert driver.chosen(everything, "") == everything
+    assert [v.slug for v in driver.chosen(everything, "two,one:int8")] == ["one:int8", "two:q8_0"]
+    with pytest.raises(SystemExit, match=r"no variant 'one:q8_0'; there are one:fp32, one:int8, two:q8_0"):
+        driver.chosen(everything, "one:q8_0")
+
+
+def test_every_module_has_what_the_driver_calls() -> None:
+    found = driver.all_variants()
+    assert len({v.slug for v in found}) == len(found)
+    assert len({v.label for v in found}) == len(found)
+    for v in found:
+        for name in ("install", "convert", "weight_bytes", "command"):
+            assert callable(getattr(v.module, name)), (v.slug, name)
+        command = v.module.command(Path("/work"), Path("/checkpoint"), v.name, 2)
+        assert command and all(isinstance(part, str) for part in command)
+    assert [v.slug for v in found if v.is_ours][:3] == ["plansmith:int8", "plansmith:int4", "plansmith:fp32"]
