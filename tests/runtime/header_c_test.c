@@ -28,6 +28,12 @@ _Static_assert(sizeof(psm_row_sample) == 44 * 4 && offsetof(psm_row_sample, top_
 _Static_assert(PSM_STEP_SAMPLING_SIZE == sizeof(psm_step_sampling),
                "psm_step_sampling has no tail padding");
 _Static_assert(PSM_EXECUTOR_SIZE == sizeof(psm_executor), "psm_executor has no tail padding");
+_Static_assert(PSM_CPU_OPTIONS_SIZE == sizeof(psm_cpu_options),
+               "psm_cpu_options has no tail padding");
+_Static_assert(PSM_CPU_PEAKS_SIZE == sizeof(psm_cpu_peaks), "psm_cpu_peaks has no tail padding");
+_Static_assert(offsetof(psm_op_profile, calls) == 3 * sizeof(void*) + 16 &&
+                   sizeof(psm_op_profile) == 3 * sizeof(void*) + 16 + 7 * 8,
+               "psm_op_profile has no padding");
 _Static_assert(PSM_ENGINE_OPTIONS_SIZE <= sizeof(psm_engine_options),
                "manual_step is the last option");
 

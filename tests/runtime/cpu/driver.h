@@ -17,12 +17,15 @@ namespace cpu {
 class Driver {
  public:
   Driver(const std::string& path, const char* isa, int32_t threads, int32_t num_blocks,
-         uint64_t seed = 1)
+         uint64_t seed = 1, int32_t profile = 0)
       : random_(seed) {
     psm_cpu_options options;
     psm_cpu_options_init(&options);
     options.isa = isa;
     options.num_threads = threads;
+    options.struct_size = PSM_CPU_OPTIONS_SIZE;
+    options.weights = PSM_WEIGHTS_AUTO;
+    options.profile = profile;
     CHECK_OK(psm_cpu_executor_create(path.c_str(), &options, &executor));
     info.struct_size = PSM_MODEL_INFO_SIZE;
     CHECK_OK(executor.describe(executor.self, &info));
