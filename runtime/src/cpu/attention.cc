@@ -45,8 +45,8 @@ void AttentionWork::Set(const psm_batch& batch) {
   items_per_tile_ = num_kv_heads_ * ((group + heads_per_item_ - 1) / heads_per_item_);
 }
 
-void AttentionWork::Run(void (*attend)(const AttentionArgs&), const psm_batch& batch, uint32_t idx,
-                        AttentionArgs args) const {
+AttentionPart AttentionWork::Run(void (*attend)(const AttentionArgs&), const psm_batch& batch,
+                                 uint32_t idx, AttentionArgs args) const {
   const Tile& tile = tiles_[idx / items_per_tile_];
   const uint32_t group = num_heads_ / num_kv_heads_;
   const uint32_t splits = items_per_tile_ / num_kv_heads_;
@@ -62,6 +62,7 @@ void AttentionWork::Run(void (*attend)(const AttentionArgs&), const psm_batch& b
   args.q += tile.row * args.q_stride + column;
   args.out += tile.row * args.out_stride + column;
   attend(args);
+  return {tile.row, tile.num_rows, args.kv_head * group + first_head, args.num_heads};
 }
 
 namespace {
@@ -70,15 +71,19 @@ namespace {
 struct FloatStore {
   void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
     float* k_to = static_cast<float*>(args.k_pool) + k_at;
-    for (size_t d = 0; d < args.head_dim; ++d) k_to[d * args.block_size] = k[d];
+    for (size_t d = 0; k != nullptr && d < args.head_dim; ++d) k_to[d * args.block_size] = k[d];
+    if (v == nullptr) return;
     memcpy(static_cast<float*>(args.v_pool) + v_at, v, args.head_dim * sizeof(float));
   }
   const KvWriteArgs& args;
 };
 struct CodeStore {
   void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
-    store(k, args.head_dim, args.k_scale, args.block_size,
-          static_cast<uint8_t*>(args.k_pool) + k_at);
+    if (k != nullptr) {
+      store(k, args.head_dim, args.k_scale, args.block_size,
+            static_cast<uint8_t*>(args.k_pool) + k_at);
+    }
+    if (v == nullptr) return;
     store(v, args.head_dim, args.v_scale, 1, static_cast<uint8_t*>(args.v_pool) + v_at);
   }
   const KvWriteArgs& args;
@@ -99,7 +104,8 @@ void WriteRows(const Store& store, const KvWriteArgs& args, const BatchPlaces& p
     const KvPlace place = places.place(row);
     for (uint32_t h = 0; h < args.num_kv_heads; ++h) {
       const size_t head = place.block * args.block_stride + h * size * dim;
-      store(args.k + row * args.k_stride + h * dim, args.v + row * args.v_stride + h * dim,
+      store(args.k == nullptr ? nullptr : args.k + row * args.k_stride + h * dim,
+            args.v == nullptr ? nullptr : args.v + row * args.v_stride + h * dim,
             head + place.offset, head + place.offset * dim);
     }
   }

@@ -12,6 +12,11 @@
 namespace plansmith {
 namespace cpu {
 
+// Heads [head, head + num_heads) of rows [row, row + num_rows) of the output.
+struct AttentionPart {
+  uint32_t row, num_rows, head, num_heads;
+};
+
 // The cut for ops with `num_heads` query heads; made once a step, used by all layers. It decides
 // who computes what, never what comes out.
 class AttentionWork {
@@ -23,10 +28,16 @@ class AttentionWork {
   uint32_t num_heads() const { return num_heads_; }
   uint32_t num_items() const { return static_cast<uint32_t>(num_tiles_) * items_per_tile_; }
 
+  // Whether every item holds whole multiples of `cols` of its op's output columns.
+  bool HoldsWhole(uint32_t cols, uint32_t head_dim) const {
+    return heads_per_item_ * head_dim % cols == 0 &&
+           num_heads_ / num_kv_heads_ * head_dim % cols == 0;
+  }
+
   // Attends item `idx` with a kernel of KernelTable.attend. `args` holds the op's pool, views and
-  // numbers; q and out point to row 0.
-  void Run(void (*attend)(const AttentionArgs&), const psm_batch& batch, uint32_t idx,
-           AttentionArgs args) const;
+  // numbers; q and out point to row 0. Returns what is complete in `out` now.
+  AttentionPart Run(void (*attend)(const AttentionArgs&), const psm_batch& batch, uint32_t idx,
+                    AttentionArgs args) const;
 
  private:
   struct Tile {
@@ -64,7 +75,7 @@ struct KvWriteArgs {
   uint32_t head_dim;
   uint32_t block_size;
 };
-// Writes rows [row_begin, row_end).
+// Writes rows [row_begin, row_end). k or v may be null: then only the other is written.
 void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPlaces& places,
              uint32_t row_begin, uint32_t row_end);
 

@@ -18,14 +18,16 @@ size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * s
 }  // namespace
 
 Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-                   LoraLimits lora_limits, WeightsIn weights, bool with_profile)
+                   LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse)
     : plan_(Plan::Open(plan_path, weights)),
       kernels_(ChooseKernels(isa)),
       lora_(*plan_, kernels_, lora_limits, num_threads) {
   AllocateSlots();
   SizeQuantBuffers();
   pool_ = std::make_unique<ThreadPool>(num_threads, pin_threads);
+  share_ = std::make_unique<WorkShare>(num_threads);
   BuildPhases();
+  if (fuse) Fuse();
   if (with_profile) BuildProfile();
 }
 
@@ -126,9 +128,12 @@ void Executor::SizeQuantBuffers() {
     quant_scales_per_row_ = std::max<size_t>(quant_scales_per_row_, w.num_groups);
   }
   const size_t rows = static_cast<size_t>(h.max_num_tokens);
-  quantized_ = Pages(rows * quant_stride_, "the quantized activations");
-  quant_scales_ = Pages(rows * quant_scales_per_row_ * sizeof(float), "the activations' scales");
-  quant_sums_ = Pages(rows * quant_scales_per_row_ * sizeof(int32_t), "the activations' sums");
+  for (size_t i = 0; i < 2; ++i) {
+    quantized_[i] = Pages(rows * quant_stride_, "the quantized activations");
+    quant_scales_[i] =
+        Pages(rows * quant_scales_per_row_ * sizeof(float), "the activations' scales");
+    quant_sums_[i] = Pages(rows * quant_scales_per_row_ * sizeof(int32_t), "the activations' sums");
+  }
 }
 
 PackedMatrix Executor::Matrix(int32_t tensor) const {
@@ -160,13 +165,15 @@ float* Executor::ViewData(const View& view) const {
 
 void Executor::AddPhase(const Phase& phase) {
   phases_.push_back(phase);
+  phases_.back().num_units = NumUnits(phase);
   const size_t idx = phases_.size() - 1;
   const Phase* before = idx > 0 ? &phases_[idx - 1] : nullptr;
   if (before != nullptr && before->by_rows && phase.by_rows &&
       before->rows_kind == phase.rows_kind && phase.code != kOpGatherRows) {
     stages_.back().last = idx;
   } else {
-    stages_.push_back({idx, idx});
+    stages_.push_back({});
+    stages_.back().first = stages_.back().last = idx;
   }
 }
 
@@ -184,16 +191,21 @@ void Executor::AddLinear(uint32_t op_idx) {
   a.out = ViewData(op.out);
   a.out_stride = Stride(op.out);
   a.accumulate = op.i[0] == 1;
+  const TensorRecord& weight = plan_->tensor(static_cast<size_t>(op.tensors[0]));
+  phase.tile_bytes = weight.data_bytes / ((weight.rows + kTile - 1) / kTile);
   if (op.i[1] != kInputFloat) {
-    a.q = quantized_.as<int8_t>();
+    const size_t quant = next_quant_;
+    next_quant_ = 1 - next_quant_;
+    a.q = quantized_[quant].as<int8_t>();
     a.q_stride = quant_stride_;
-    a.q_scales = quant_scales_.as<float>();
-    a.q_sums = quant_sums_.as<int32_t>();
+    a.q_scales = quant_scales_[quant].as<float>();
+    a.q_sums = quant_sums_[quant].as<int32_t>();
     a.q_full_range = op.i[1] == kInputInt8Static;
     a.q_groups = op.i[1] == kInputInt8Group ? a.w.num_groups : 1;
     Phase quantize = phase;
     quantize.code = kPhaseQuantize;
     quantize.by_rows = true;
+    quantize.quant = quant;
     AddPhase(quantize);
   }
   AddPhase(phase);
@@ -237,7 +249,7 @@ void Executor::BuildPhases() {
     }
     AddPhase(phase);
   }
-  progress_ = std::make_unique<Progress[]>(stages_.size());
+  runs_.resize(stages_.size());
   const size_t floats =
       AttentionScratchFloats(kMaxAttentionQueries, static_cast<uint32_t>(h.head_dim));
   for (int i = 0; i < pool_->num_threads(); ++i) {

@@ -18,6 +18,7 @@
 #include "cpu/plan.h"
 #include "cpu/profile.h"
 #include "cpu/thread_pool.h"
+#include "cpu/work_share.h"
 #include "plansmith/plansmith.h"
 
 namespace plansmith {
@@ -26,10 +27,11 @@ namespace cpu {
 // One thread at a time. Everything a step needs is allocated by the constructor and Open.
 class Executor {
  public:
-  // num_threads >= 1; isa as in psm_cpu_options; with_profile: note the time of each phase. Throws
+  // num_threads >= 1; isa as in psm_cpu_options; with_profile: note the time of each phase. Without
+  // `fuse` no phase is run by another's items, which gives the same bits: for tests. Throws
   // StatusError.
   Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-           LoraLimits lora_limits, WeightsIn weights, bool with_profile);
+           LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse = true);
   ~Executor();
 
   psm_model_info Describe() const;
@@ -56,8 +58,14 @@ class Executor {
     uint32_t rows_kind;  // SlotRows: how many rows there are
     bool by_rows;        // whole rows, one by one; else see Stage
     LinearArgs linear;   // kOpLinear, kPhaseQuantize and kPhaseLora
+    size_t tile_bytes;   // of the weight
+    size_t quant;        // kPhaseQuantize: which of the buffers
     size_t lora_site;    // kPhaseLora
     size_t attention;    // kOpPagedAttention: index of its AttentionWork
+    // By rows: how many parts a row has that do not need each other: heads, groups or columns.
+    uint32_t num_units;
+    // Fused: unit 0 begins at column unit_at of what the stage's items cut, and is unit_cols wide.
+    uint32_t unit_at, unit_cols;
   };
 
   // Phases [first, last] between which no thread needs what another wrote: one matrix product, its
@@ -66,14 +74,24 @@ class Executor {
   // its core to another process holds up nobody.
   struct Stage {
     size_t first, last;
+    // Of a product or an attention, 0 = none: the stage of its adapters, and the rows behind it
+    // that its items can go on with (executor_fuse.cc).
+    size_t lora, tail;
+    size_t num_fused;     // phases of the tail that run by columns, the first ones
+    uint32_t fused_cols;  // whole multiples of which an item has to hold for that
+    bool in_pairs;        // an item holds the same columns of both halves of the product
   };
   // How a matrix product is cut.
   struct LinearCut {
     uint32_t rows_each, row_items, tiles_each, tile_items;
   };
-  struct alignas(64) Progress {
-    std::atomic<uint32_t> next{0};
-    std::atomic<uint32_t> done{0};
+  // What a stage is in one step.
+  struct StageRun {
+    uint32_t num_items;  // 0: nothing to do
+    size_t first;        // phase
+    LinearCut cut;
+    bool with_columns;  // its items go on with the tail's fused phases
+    bool with_rows;     // and who ends the last item with the rest of them
   };
 
   void CheckOpen() const;
@@ -93,16 +111,36 @@ class Executor {
   // Of kOpPagedAttention, 1 with float pools: the scale of K or V.
   float KvScale(const OpRecord& op, int which) const;
 
+  // executor_fuse.cc
+  void Fuse();
+  void FuseTail(Stage* stage);
+  uint32_t NumUnits(const Phase& phase) const;
+
+  void PlanStep();
+  void PlanTail(const Stage& stage, StageRun* run);
   void RunStep(int thread_idx);
+  uint32_t RunItems(size_t stage_idx, int thread_idx, StepMarks* marks);
+  void AwaitStage(size_t stage_idx, uint32_t num_items, int thread_idx);
+  void PrefetchAfter(size_t stage_idx, int thread_idx) const;
   uint32_t NumRows(const Phase& phase) const;
   uint32_t RowsOfItem(const Phase& phase) const;
-  LinearCut CutLinear(const Phase& phase) const;
+  LinearCut CutLinear(const Stage& stage) const;
   uint32_t NumItems(const Stage& stage) const;
-  void RunItem(const Stage& stage, uint32_t item, int thread_idx, StepMarks* marks);
-  void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end);
-  void QuantizeRow(const Phase& phase, const float* in, uint32_t row);
-  void RunLinear(const Phase& phase, uint32_t item);
-  void RunAttention(const Phase& phase, uint32_t item, int thread_idx);
+  void RunItem(size_t stage_idx, uint32_t item, int thread_idx, StepMarks* marks);
+  void RunColumns(const Stage& stage, uint32_t row_begin, uint32_t row_end, uint32_t col_begin,
+                  uint32_t col_end, StepMarks* marks);
+  void RunTail(size_t stage_idx, StepMarks* marks);
+  void RunLinear(const Stage& stage, const StageRun& run, uint32_t item, StepMarks* marks);
+  void RunAttention(const Stage& stage, const StageRun& run, uint32_t item, int thread_idx,
+                    StepMarks* marks);
+
+  // executor_rows.cc: units [unit_begin, unit_end) of rows [row_begin, row_end).
+  void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end, uint32_t unit_begin,
+               uint32_t unit_end);
+  void RunRow(const Phase& phase, uint32_t row, uint32_t unit_begin, uint32_t unit_end);
+  void QuantizeRow(const Phase& phase, uint32_t row, uint32_t group_begin, uint32_t group_end);
+  void WriteKvRows(const Phase& phase, uint32_t row_begin, uint32_t row_end, uint32_t head_begin,
+                   uint32_t head_end);
 
   // Order matters: the pool's threads end before what they use.
   std::unique_ptr<Plan> plan_;
@@ -110,7 +148,10 @@ class Executor {
   Lora lora_;
   std::vector<size_t> strides_;  // of slots, floats
   std::vector<Pages> slots_;
-  Pages quantized_, quant_scales_, quant_sums_;
+  // Two of each, taken in turn: a product's items may round the next one's input while others
+  // still read this one's.
+  Pages quantized_[2], quant_scales_[2], quant_sums_[2];
+  size_t next_quant_ = 0;
   size_t quant_stride_ = 0;          // bytes of a row
   size_t quant_scales_per_row_ = 0;  // most of any op
   // [num_blocks][L][K, V][KVH * D * BS], values of the plan's KvFormat: a block of all layers is
@@ -121,7 +162,9 @@ class Executor {
   std::vector<Pages> attention_scratch_;  // [threads]
   std::vector<Phase> phases_;
   std::vector<Stage> stages_;
-  std::unique_ptr<Progress[]> progress_;  // [stages]
+  std::vector<StageRun> runs_;  // [stages] of the step that runs
+  uint32_t step_base_ = 1;      // number of its stage 0
+  std::unique_ptr<WorkShare> share_;
   Event stage_done_;
   std::unique_ptr<BatchPlaces> places_;
   const psm_batch* batch_ = nullptr;  // of the step that runs
