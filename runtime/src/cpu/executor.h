@@ -43,6 +43,8 @@ class Executor {
   void OpenHost(int32_t num_blocks);
   // NULL without one. Its Read from any thread.
   const Profile* profile() const { return profile_.get(); }
+  // Phases that items of a stage before theirs can run, by columns. For tests.
+  size_t num_fused() const;
   // Between steps.
   Lora& lora() { return lora_; }
 

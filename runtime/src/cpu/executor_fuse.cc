@@ -36,6 +36,12 @@ bool Align(Columns* c, const View& view, uint32_t num_units, uint32_t unit, uint
 
 }  // namespace
 
+size_t Executor::num_fused() const {
+  size_t num = 0;
+  for (const Stage& stage : stages_) num += stage.num_fused;
+  return num;
+}
+
 void Executor::Fuse() {
   for (size_t i = 0; i < stages_.size(); ++i) {
     Stage& stage = stages_[i];

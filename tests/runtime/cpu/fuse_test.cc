@@ -1,0 +1,134 @@
+// What an executor's items go on with gives the same bits as stages of its own: random programs,
+// every instruction set, 1 to 4 threads, 1 to 70 rows a step.
+//
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+
+#include "isas.h"
+#include "steps.h"
+#include "tiny_model.h"
+
+using namespace plansmith::cpu;
+
+namespace {
+
+// Of every kind of weight and input; sizes that fit tiles, groups and heads, and such that do not.
+TinyShape RandomShape(Random* random) {
+  TinyShape s;
+  const auto one_of = [&](std::initializer_list<uint32_t> values) {
+    return values.begin()[random->Below(static_cast<uint32_t>(values.size()))];
+  };
+  s.layers = 2;
+  s.max_tokens = 80;
+  s.dim = one_of({8, 16, 24, 32});
+  s.kv_heads = one_of({1, 2, 3});
+  s.heads = s.kv_heads * one_of({1, 2, 3, 4});
+  s.hidden = 16 * one_of({2, 3, 5});
+  s.inner = one_of({32, 48, 64, 72, 96, 128});
+  s.dtype = one_of({kF32, kBF16, kF16, kI8, kI8, kI8, kI4, kI4, kF8, kF4});
+  s.kv_format = one_of({kKvF32, kKvF32, kKvF8, kKvI8});
+  s.gather_early = random->Below(2) == 0;
+  s.pre_scale = random->Below(3) == 0;
+  if (s.dtype == kF4) {
+    s.group_size = 16;
+    s.dim = one_of({16, 32});
+    s.inner = one_of({32, 48, 64, 96});
+    if (random->Below(2) == 0) {
+      s.round = kRoundF4;
+      s.round_group = 16;
+    }
+  } else if (s.dtype == kI8 || s.dtype == kI4) {
+    s.group_size = one_of({0, 8, 8, 8});
+    s.by_group = s.group_size != 0 && random->Below(4) != 0;
+    if (!s.by_group && random->Below(3) == 0) s.input = kInputInt8Static;
+    if (!s.by_group && random->Below(3) == 0) s.input = kInputFloat;
+  } else if (random->Below(2) == 0) {
+    s.round = static_cast<int32_t>(one_of({kRoundInt8, kRoundF8}));
+    s.round_group = random->Below(3) == 0 ? -1 : static_cast<int32_t>(one_of({0, 8}));
+  }
+  return s;
+}
+
+std::unique_ptr<Executor> Make(const std::string& path, const char* isa, int threads, bool fuse) {
+  return std::make_unique<Executor>(path, threads, false, isa, LoraLimits{2, 4}, WeightsIn::kAuto,
+                                    false, fuse);
+}
+
+// Returns how many phases were fused.
+size_t CheckProgram(const TinyShape& shape, const char* isa, Random* random) {
+  TinyModel model(shape, random->Next());
+  const TempFile file;
+  file.Write(model.plan.Bytes());
+  const auto apart = Make(file.path(), isa, 1, false);
+  CHECK(apart->num_fused() == 0);
+  const auto fused = Make(file.path(), isa, 1 + static_cast<int>(random->Below(4)), true);
+  const psm_model_info info = apart->Describe();
+  Steps steps(info, 4);
+  apart->Open(steps.num_blocks());
+  fused->Open(steps.num_blocks());
+  for (int i = 0; i < 6; ++i) {
+    std::vector<int32_t> counts(4);
+    const uint32_t kind = random->Below(3);
+    if (kind == 0) counts[random->Below(4)] = 1;
+    if (kind == 1) counts.assign(4, 1);
+    if (kind == 2) {
+      for (int32_t& n : counts) n = static_cast<int32_t>(random->Below(18));
+      counts[random->Below(4)] = 1 + static_cast<int32_t>(random->Below(20));
+    }
+    for (size_t s = 0; s < 4; ++s) {
+      if (steps.done(s) + counts[s] > info.max_seq_len) counts[s] = 0;
+    }
+    if (std::all_of(counts.begin(), counts.end(), [](int32_t n) { return n == 0; })) continue;
+    const psm_batch& batch =
+        steps.Next(counts, static_cast<uint32_t>(random->Next()), random->Below(5) != 0);
+    const float* want = apart->Step(batch);
+    const float* got = fused->Step(batch);
+    const size_t n =
+        static_cast<size_t>(batch.num_logits_rows) * static_cast<size_t>(info.vocab_size);
+    if (memcmp(want, got, n * sizeof(float)) != 0) {
+      fprintf(stderr, "%s: dtype %u, group %u, input %d, round %d by %d, KV %u, %d rows differ\n",
+              isa, shape.dtype, shape.group_size, shape.input, shape.round, shape.round_group,
+              shape.kv_format, batch.num_tokens);
+      exit(1);
+    }
+  }
+  return fused->num_fused();
+}
+
+// The shape of the models that speed is wanted for: everything that can be joined is.
+void CheckAllFused() {
+  TinyShape s;
+  s.dtype = kI8;
+  s.by_group = true;
+  s.group_size = 8;
+  s.inner = 64;
+  const TempFile file;
+  file.Write(TinyModel(s).plan.Bytes());
+  // A layer: q_norm, two rotations, the KV write; the rounding behind attention; the residual; the
+  // activation and the rounding behind it. At the end the logits' scale and cap.
+  CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 8 * s.layers + 2);
+  s.kv_format = kKvI8;  // whose NaN rule is the row's
+  file.Write(TinyModel(s).plan.Bytes());
+  CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 7 * s.layers + 2);
+  s.inner = 56;  // half of the product is no whole number of tiles
+  file.Write(TinyModel(s).plan.Bytes());
+  CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 5 * s.layers + 2);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CheckAllFused();
+  const int count = argc > 1 ? atoi(argv[1]) : 60;
+  Random random(argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
+  for (const KernelTable* kernels : UsableTables()) {
+    size_t num_fused = 0;
+    for (int i = 0; i < count; ++i) {
+      num_fused += CheckProgram(RandomShape(&random), kernels->name, &random);
+    }
+    CHECK(num_fused > static_cast<size_t>(count));
+    printf("%s: %zu fused phases of %d programs\n", kernels->name, num_fused, count);
+  }
+  return 0;
+}
