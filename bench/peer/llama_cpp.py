@@ -65,6 +65,18 @@ def install(work: Path, log: Path) -> None:
     run_logged([ninja, "-C", build, *TOOLS], log)
 
 
+def install_bindings(work: Path, log: Path) -> Path:
+    """Return the interpreter of an environment with the Python bindings, without a llama.cpp of their own."""
+    path = work / "venv-llama"
+    if not (path / ".ready").exists():
+        run_logged([sys.executable, "-m", "venv", path], log)
+        archive = work.resolve() / "llama.cpp" / f"{PACKAGE}.tar.gz"
+        pip = [path / "bin" / "python", "-m", "pip", "install", "-q"]
+        run_logged([*pip, archive, "numpy"], log, CMAKE_ARGS="-DLLAMA_BUILD=OFF")
+        (path / ".ready").touch()
+    return path / "bin" / "python"
+
+
 def sources(work: Path) -> Path:
     """Return the folder of llama.cpp's sources."""
     return work / "llama.cpp" / PACKAGE / "vendor" / "llama.cpp"

@@ -38,8 +38,15 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
 
 
 def weight_bytes(model: Path, variant: str) -> int:
-    """Return the bytes of the model's weights; at int8 the embedding lies beside the logits' weights, at float32."""
-    return (model / "model.onnx.data").stat().st_size
+    """Return the bytes of the weights that a step reads.
+
+    At int8 the builder keeps the embedding at float32, beside the logits' weights; a step reads a row of it a token.
+    """
+    size = (model / "model.onnx.data").stat().st_size
+    if variant != "int8":
+        return size
+    config = json.loads((model / "genai_config.json").read_text())["model"]
+    return size - 4 * config["vocab_size"] * config["decoder"]["hidden_size"]
 
 
 def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:
