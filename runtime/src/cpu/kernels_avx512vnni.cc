@@ -112,10 +112,10 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
 
 const KernelTable kAvx512VnniKernels = {
     "avx512vnni",
-    {Linear<FloatBlock<F32Weights, 8, 3, 1>>, Linear<FloatBlock<Bf16Weights, 8, 3, 1>>,
+    {Linear<FloatBlock<F32Weights, 8, 3, 1>>, Linear<FloatBlock<Bf16Weights, 8, 3, 3>>,
      Linear<FloatBlock<I8Weights, 8, 3, 4>>,
      LinearI4<FloatBlock<I4Weights, 8, 3, 4>, FloatBlock<I4ZeroWeights, 8, 3, 4>>,
-     Linear<FloatBlock<F16Weights, 8, 3, 2>>, Linear<FloatBlock<F8Weights, 8, 3, 4>>,
+     Linear<FloatBlock<F16Weights, 8, 3, 3>>, Linear<FloatBlock<F8Weights, 8, 3, 4>>,
      Linear<FloatBlock<F4Weights, 8, 3, 4>>},
     {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr, nullptr, nullptr},
     QuantizeRow,

@@ -86,6 +86,45 @@ inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, const V* su
   }
 }
 
+// Asks for lines of weights before they are read. The hardware's own reading ahead ends with a
+// page, and a tile of a small model is two or three of them; where decoding holds the loads back it
+// stays too near besides.
+//
+//   one row      far ahead and into L2 only: 8 and 4 bits are read 10-30 % faster, 16 bits 5-20 %.
+//                float32 is left to the hardware, which reads it as fast as memory goes
+//   many rows    near and into L1: 3-20 %
+template <uint32_t kLineBytes, uint32_t kStep, uint32_t MR, uint32_t NT>
+class ReadAhead {
+ public:
+  ReadAhead(const uint8_t* tile, size_t tile_bytes)
+      : at_(reinterpret_cast<uintptr_t>(tile) + kAhead),
+        end_(at_ - kAhead + tile_bytes),
+        tile_bytes_(tile_bytes) {}
+
+  void NextLine() {
+    if constexpr (kAhead > 0) {
+      // Behind the NT tiles of this block lie those of the next.
+      if (at_ == end_) at_ += (NT - 1) * tile_bytes_;
+      if (kLineBytes >= 64 || at_ % 64 < kLineBytes) {
+        for (uint32_t t = 0; t < NT; ++t) {
+          __builtin_prefetch(reinterpret_cast<const void*>(at_ + t * tile_bytes_), 0,
+                             MR == 1 ? 2 : 3);
+        }
+      }
+      at_ += kLineBytes;
+    }
+  }
+
+ private:
+  static constexpr uint32_t kColumnBytes = kLineBytes / kStep;
+  static constexpr uint32_t kOneRowAhead = kColumnBytes == 64   ? 0
+                                           : kColumnBytes == 32 ? 1024
+                                                                : 2048;
+  static constexpr uint32_t kAhead = MR == 1 ? kOneRowAhead : 512;
+  uintptr_t at_, end_;
+  size_t tile_bytes_;
+};
+
 // MR float rows times NT tiles of weights that are decoded in registers. `Weights` is how:
 //
 //   kStep, kLineBytes    k that lie together, and their bytes in a tile
@@ -131,6 +170,7 @@ struct FloatBlock {
     constexpr uint32_t kStep = Weights::kStep;
     const size_t tile_bytes = static_cast<size_t>(a.w.padded_cols) / kStep * Weights::kLineBytes;
     const uint8_t* w = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes;
+    ReadAhead<Weights::kLineBytes, kStep, MR, NT> ahead(w, tile_bytes);
     const float* x = a.x + row * a.x_stride;
     const uint32_t num_groups = Weights::kHasScales ? a.w.num_groups : 1;
     const uint32_t cols = num_groups == 1 ? a.w.cols : a.w.group_cols;
@@ -143,6 +183,7 @@ struct FloatBlock {
         for (uint32_t t = 0; t < NT; ++t) LoadVectors(a.w.zeros, a.w, tile + t, g, zero[t]);
       }
       for (uint32_t s = 0; s < cols / kStep; ++s, w += Weights::kLineBytes, x += kStep) {
+        ahead.NextLine();
         AddLine<MR, NT>(w, tile_bytes, x, a.x_stride, zero, part);
       }
       if (kStep > 1 && cols % kStep != 0) {  // of one group alone: it is the end of the row
