@@ -30,7 +30,7 @@ SOURCES := $(shell find builder runtime plugins calibration serving triton_repo 
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
-	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-smoke bench-quantization bench-runtime bench-serving soak-serving wheel clean
+	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-smoke bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -149,7 +149,7 @@ typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 
 # ---------------------------------------------------------------- measurements
 
-bench: bench-accuracy bench-quantization bench-peers bench-runtime  ## all measurements that docs/benchmarks.md shows
+bench: bench-accuracy bench-quantization bench-peers bench-scaling bench-runtime  ## all measurements that docs/benchmarks.md shows
 
 bench-accuracy: build $(VENV)/.test-deps  ## logits, tokens and KL against transformers; batch invariance, memory, start, KV waste
 	$(PY) bench/accuracy.py
@@ -168,6 +168,9 @@ bench-peers-install: build $(VENV)/.test-deps  ## only make the peers' environme
 
 bench-smoke: build $(VENV)/.test-deps  ## two quick rounds of the cpu target beside the last ones recorded (BENCH_FLAGS=--record)
 	$(PY) bench/smoke.py $(BENCH_FLAGS)
+
+bench-scaling: build $(VENV)/.test-deps  ## a decode step's time against batch and context, beside the roofline (20 minutes)
+	$(PY) bench/scaling.py --store
 
 bench-runtime: build $(VENV)/.test-deps  ## prefix reuse, speculation, structured output, scheduler cost and policies
 	$(PY) bench/prefix_reuse.py

@@ -29,7 +29,7 @@ from plansmith.cli._roofline_plot import pyplot, save
 from plansmith.runtime._native import native
 from plansmith.runtime.batch import BlockCopy
 from plansmith.runtime.executor import Executor, cpu_executor
-from plansmith.runtime.profile import CpuPeaks, OpProfile, measure_peaks, since
+from plansmith.runtime.profile import CpuPeaks, OpProfile, best_peaks, measure_peaks, since
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -133,12 +133,6 @@ class Stepper:
         self._executor.close()
 
 
-def best(peaks: Sequence[CpuPeaks]) -> CpuPeaks:
-    """Return the best of each rate: what the machine did once it can do."""
-    fields = [field.name for field in dataclasses.fields(CpuPeaks)]
-    return CpuPeaks(**{name: max(getattr(one, name) for one in peaks) for name in fields})
-
-
 def series_of(quick: bool) -> dict[str, list[Point]]:
     """Return the points of each plot's lines."""
     batches = (1, 4, 16) if quick else BATCHES
@@ -166,23 +160,30 @@ def _fits(points: Sequence[Point], plan: Path, most_bytes: float) -> list[Point]
 
 
 def run(precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return all series of one precision: samples and rooflines."""
+    """Return all series of one precision of the demo model."""
     plan = common.engine(precision, *LIMITS, name=f"scaling-{precision}") / "targets" / "cpu" / "model.plan"
     series = {
         name: _fits(points, plan, options.max_kv_gib * 2**30)
         for name, points in series_of(options.quick).items()
     }
     effort = Effort(3, 20, 0.2) if options.quick else Effort(5, 400, 2.0)
+    return run_plan(precision, plan, options.threads, series, effort)
+
+
+def run_plan(
+    precision: str, plan: Path, threads: int, series: dict[str, list[Point]], effort: Effort
+) -> dict[str, Any]:
+    """Return the times of a plan's steps and their rooflines."""
     peaks, measured = [], []
-    with Stepper(plan, options.threads, [point for points in series.values() for point in points]) as stepper:
+    with Stepper(plan, threads, [point for points in series.values() for point in points]) as stepper:
         for name, points in series.items():
-            peaks.append(measure_peaks(options.threads))
+            peaks.append(measure_peaks(threads))
             for point in points:
                 seconds, records = stepper.measure(point, effort)
                 median_ms = 1e3 * statistics.median(seconds)
                 print(f"{precision}, {name}: {point}: {median_ms:.2f} ms of {len(seconds)} steps", flush=True)
                 measured.append((name, point, seconds, records))
-    top = best(peaks)
+    top = best_peaks(peaks)
     found = [_result(*one, top) for one in measured]
     return {"precision": precision, "peaks": dataclasses.asdict(top), "points": found}
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import Error, InvalidArgumentError
-from ..runtime.profile import OpProfile, measure_peaks, since
+from ..runtime.profile import OpProfile, best_peaks, measure_peaks, since
 from ..runtime.prompts import check_lengths
 from ..runtime.stats import EngineStats
 from . import _options as options
@@ -123,16 +123,18 @@ def bench(
             vocab_size = engine.model_info.vocab_size
             works = random_workload(requests, input_len, output_len, vocab_size, seed)
         _check(engine, works)
-        peaks = measure_peaks(threads, isa) if profile else None
+        peaks = [measure_peaks(threads, isa)] if profile else []
         _warm_up(engine, works, warmup)
         before = _moment(engine, profile)
         runs = _measure(engine, works, Load(concurrency, rate, seed), repeat)
         after = _moment(engine, profile)
+        if profile:  # a machine with neighbours shows what it can do at one time or the other
+            peaks.append(measure_peaks(threads, isa))
         opened = engine.target or target
     result = _result(engine_dir, opened, runs)
     profiled = None
-    if peaks is not None:
-        profiled = engine_profile(since(after[0], before[0]), peaks, before[1], after[1])
+    if peaks:
+        profiled = engine_profile(since(after[0], before[0]), best_peaks(peaks), before[1], after[1])
         result["profile"] = profiled.to_dict()
     print_json(result, indent=None) if as_json else _print_report(result)
     if profiled is not None:

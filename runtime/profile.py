@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._native import native
 
-__all__ = ["CpuPeaks", "OpProfile", "measure_peaks", "read_profile"]
+__all__ = ["CpuPeaks", "OpProfile", "best_peaks", "measure_peaks", "read_profile", "since"]
 
 STEP_KINDS = ("decode", "context")  # PSM_STEPS_...
 ARITHMETICS = ("f32", "int8", "bf16")  # PSM_ARITHMETIC_...
@@ -128,6 +128,12 @@ class CpuPeaks:
         rate = self.ops_per_s(record.arithmetic)
         arithmetic_s = record.operations / rate if rate else 0.0
         return max(record.bytes / self.read_bytes_per_s, arithmetic_s)
+
+
+def best_peaks(measured: Sequence[CpuPeaks]) -> CpuPeaks:
+    """Return the best of each rate: what a machine did once it can do, whatever its neighbours did at other times."""
+    names = [field.name for field in dataclasses.fields(CpuPeaks)]
+    return CpuPeaks(**{name: max(getattr(one, name) for one in measured) for name in names})
 
 
 def measure_peaks(num_threads: int = 0, isa: str | None = None) -> CpuPeaks:
