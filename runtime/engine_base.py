@@ -99,7 +99,7 @@ class EngineBase:
             is one; "model": the same, or an error; "ngram": by lookup in prompt and output; "off"
         num_threads : of the cpu target; 0 = one a core
         pin_threads, isa, max_adapters, max_adapter_rank, weights : see cpu_executor
-        profile : note the time of each op of the cpu target for `profile()`; costs about 1 % of a step
+        profile : note the time of each op of the cpu target for `profile()`; costs less than 1 % of a step
         device, cuda_graphs : of a GPU target: which GPU, by its index or UUID (None = the first that runs the plan),
             and who captures decode steps ("auto", "own", "off"); see GpuOptions
         cuda_graph_cache_size : graphs kept at a time of those that this program captures; 0 = 64

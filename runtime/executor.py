@@ -324,7 +324,7 @@ def cpu_executor(
     isa : None = the best this machine has; else "portable", "avx2" or "avx512vnni"
     max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
     weights : where they lie: "auto", "mapped" (shared between processes) or "huge_pages" (this process's own)
-    profile : note the time of each op, for Executor.profile and Engine.profile; costs about 1 % of a step
+    profile : note the time of each op, for Executor.profile and Engine.profile; costs less than 1 % of a step
     raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks
     """
     if weights not in _WEIGHTS:
