@@ -112,10 +112,17 @@ const KernelTable& ChooseKernels(const char* isa) {
              UsableIsaNames()));
 }
 
+size_t AttentionPartFloats(uint32_t num_queries, uint32_t head_dim) {
+  const size_t padded = (static_cast<size_t>(num_queries) + 15) / 16 * 16;  // a maximum each
+  return padded + num_queries * (16 + (static_cast<size_t>(head_dim) + 15) / 16 * 16);
+}
+
 size_t AttentionScratchFloats(uint32_t num_queries, uint32_t head_dim) {
-  const size_t padded_dim = (head_dim + 15) / 16 * 16;
+  const size_t padded = (static_cast<size_t>(num_queries) + 15) / 16 * 16;
   const size_t decoded = 2 * (static_cast<size_t>(kAttentionUnit) * head_dim + 16);
-  return num_queries * (padded_dim + head_dim + kAttentionUnit + 16 + 3) + decoded;
+  return 2 * AttentionPartFloats(num_queries, head_dim) + 2 * padded +
+         num_queries * (kAttentionUnit + 16 + (static_cast<size_t>(head_dim) + 15) / 16 * 16) +
+         decoded;
 }
 
 void DequantizeRow(const PackedMatrix& table, uint32_t layout, uint32_t row, float factor,

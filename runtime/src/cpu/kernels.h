@@ -73,6 +73,13 @@ struct AttentionArgs {
   float scale;
   float softcap;   // 0 = none
   float* scratch;  // AttentionScratchFloats(num_rows * num_heads, D) floats, 64-byte aligned
+  // Units [first_unit, end_unit) of the context, out of those that the rows see.
+  uint32_t first_unit, end_unit;
+  // Null: these are all units, and out is written. Else each unit's part of the result lies here,
+  // AttentionPartFloats(num_rows * num_heads, D) floats each, 64-byte aligned: written, or with
+  // `join` read and joined in order, to out; these are all units then.
+  float* parts;
+  bool join;
 };
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2 };
@@ -114,10 +121,12 @@ struct KernelTable {
   void (*store_kv[3])(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
 };
 
-// Positions whose softmax is taken together: part of a row's arithmetic, so the same on every path.
-constexpr uint32_t kAttentionUnit = 64;
+// Positions whose softmax is taken together, at multiples of that; the parts are joined in order.
+// Part of a row's arithmetic, so the same on every path.
+constexpr uint32_t kAttentionUnit = 128;
 // Queries (rows x heads) that share a read of K and V.
 constexpr uint32_t kMaxAttentionQueries = 48;
+size_t AttentionPartFloats(uint32_t num_queries, uint32_t head_dim);
 size_t AttentionScratchFloats(uint32_t num_queries, uint32_t head_dim);
 
 extern const KernelTable kPortableKernels;

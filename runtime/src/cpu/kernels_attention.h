@@ -6,151 +6,261 @@
 // arithmetic at prefill. The scales of K and V meet q and the sums, so that the inner loops see
 // codes alone.
 //
-// The softmax is taken online over units of kAttentionUnit positions, units at multiples of that.
-// What a row adds for a unit depends on the row alone: its first and last position in the unit. So
-// a row has the same bits whatever tile, chunk or batch it is in.
+// A call takes the units of the context one by one: scores, softmax, sums of values. Each unit's
+// part is joined to what came before, or written for another call to join. What a row gets from a
+// unit depends on the row alone, so it has the same bits whatever tile, chunk or batch it is in,
+// and however its context is shared.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <type_traits>
-
 #include "cpu/kernels_attention_plain.h"
+#include "cpu/kernels_attention_softmax.h"
 #include "cpu/kernels_attention_unit.h"
 
 namespace plansmith {
 namespace cpu {
 namespace {
 
-// A tile's state: the running softmax of each query (row x head).
 struct Tile {
-  uint32_t num_queries;
-  size_t acc_stride;
-  float* acc;     // [queries][acc_stride] sums of exp(score - max) * v
+  uint32_t num_queries;  // rows x heads
+  uint32_t acc_stride;
+  float* q;       // in blocks of kBlockQueries: [D][queries of the block], scaled
   float* scores;  // [queries][kScoresStride] of the unit at hand
-  float* q;       // [queries][D] times the scales of q.k and of K
-  float* max;     // [queries]
-  float* sum;     // [queries] of exp(score - max)
-  float* factor;  // [queries] for what was summed before the unit at hand
-  float* plain;   // for StartPlain
+  float* old;     // [queries] factors of a join
+  float* fresh;
+  Part all;   // what was joined so far
+  Part unit;  // of the unit at hand
+  float* plain;
+  Range seen[kMaxAttentionQueries];  // of the unit at hand, by row
 };
 
-template <typename T>
-inline Tile StartTile(const AttentionArgs& a) {
-  const float scale = a.scale * (a.k_scale * kKvFactor<T>);
-  Tile t;
-  t.num_queries = a.num_rows * a.num_heads;
-  t.acc_stride = (a.head_dim + 15) / 16 * 16;
-  t.acc = a.scratch;
-  t.scores = t.acc + t.num_queries * t.acc_stride;
-  t.q = t.scores + t.num_queries * kScoresStride;
-  t.max = t.q + static_cast<size_t>(t.num_queries) * a.head_dim;
-  t.sum = t.max + t.num_queries;
-  t.factor = t.sum + t.num_queries;
-  t.plain = t.factor + t.num_queries;
+inline void StartTile(const AttentionArgs& a, Tile* t) {
+  t->num_queries = a.num_rows * a.num_heads;
+  t->acc_stride = PadTo16(a.head_dim);
+  const uint32_t padded = PadTo16(t->num_queries);
+  const size_t part = padded + t->num_queries * (kPartLanes + t->acc_stride);
+  t->all = PartAt(a.scratch, t->num_queries);
+  t->unit = PartAt(a.scratch + part, t->num_queries);
+  t->old = a.scratch + 2 * part;
+  t->fresh = t->old + padded;
+  t->scores = t->fresh + padded;
+  t->q = t->scores + t->num_queries * kScoresStride;
+  t->plain = t->q + t->num_queries * t->acc_stride;
+}
+
+inline void StartSums(const Tile& t) {
+  const uint32_t padded = PadTo16(t.num_queries);
+  const uint32_t sums = t.num_queries * (kPartLanes + t.acc_stride);
+  for (uint32_t i = 0; i < padded; i += kLanes) {
+    VStore(t.all.max + i, VSet1(-__builtin_inff()));
+    VStore(t.unit.max + i, VSet1(-__builtin_inff()));
+  }
+  for (uint32_t i = 0; i < sums; i += kLanes) VStore(t.all.sum + i, VSet1(0.0f));
+}
+
+// Each block's queries side by side, so that a step of q . k reads them from one place.
+inline void PackQueries(const AttentionArgs& a, float scale, const Tile& t) {
   for (uint32_t i = 0; i < t.num_queries; ++i) {
+    const uint32_t first = i / kBlockQueries * kBlockQueries;
+    const uint32_t n =
+        t.num_queries - first < kBlockQueries ? t.num_queries - first : kBlockQueries;
     const float* row = a.q + (i / a.num_heads) * a.q_stride + (i % a.num_heads) * a.head_dim;
-    for (uint32_t d = 0; d < a.head_dim; ++d) t.q[i * a.head_dim + d] = row[d] * scale;
-    for (uint32_t d = 0; d < t.acc_stride; ++d) t.acc[i * t.acc_stride + d] = 0.0f;
-    t.max[i] = -__builtin_inff();
-    t.sum[i] = 0.0f;
+    float* to = t.q + first * a.head_dim + (i - first);
+    for (uint32_t d = 0; d < a.head_dim; ++d) to[d * n] = row[d] * scale;
   }
-  return t;
 }
 
-// Softens the scores of one row's part of the unit at `base`: the positions that it sees. Returns
-// whether there are any, and what is to be summed. Fetches a share of the next unit's K, if given.
-// All in int64: a window may be as large as an int32 holds.
+// What the queries of one block see of the unit: all of them, and any of them.
+struct BlockRange {
+  Range common, any;
+};
+inline BlockRange RangeOfBlock(const Tile& t, uint32_t first_row, uint32_t last_row) {
+  BlockRange r = {{0, kAttentionUnit}, {kAttentionUnit, 0}};
+  for (uint32_t row = first_row; row <= last_row; ++row) {
+    const Range& seen = t.seen[row];
+    if (seen.begin > r.common.begin) r.common.begin = seen.begin;
+    if (seen.end < r.common.end) r.common.end = seen.end;
+    if (seen.empty()) continue;
+    if (seen.begin < r.any.begin) r.any.begin = seen.begin;
+    if (seen.end > r.any.end) r.any.end = seen.end;
+  }
+  return r;
+}
+
+// The queries of a block that do not all see the same of the unit: what they have in common
+// together, the rest one by one, each in the order of the positions.
 template <typename T>
-__attribute__((always_inline)) inline bool SoftenRow(const AttentionArgs& a, const Tile& t,
-                                                     uint32_t row, int64_t base,
-                                                     const Unit<T>* next, RowValues* values) {
-  const int64_t pos = a.first_pos + static_cast<int64_t>(row);
-  const int64_t from = (a.window > 0 && pos + 1 > a.window ? pos + 1 - a.window : 0) - base;
-  const int64_t to = pos + 1 - base;
-  if (to <= 0 || from >= kAttentionUnit) return false;
-  const uint32_t begin = from > 0 ? static_cast<uint32_t>(from) : 0;
-  const uint32_t end = to < kAttentionUnit ? static_cast<uint32_t>(to) : kAttentionUnit;
-  const uint32_t first = row * a.num_heads;
-  for (uint32_t i = first; i < first + a.num_heads; ++i) {
-    // In small parts: more fetches at once than the core can keep open would stop it.
-    if (next != nullptr) {
-      FetchKeys(*next, i * a.head_dim / t.num_queries, (i + 1) * a.head_dim / t.num_queries,
-                a.block_size);
-    }
-    t.factor[i] =
-        SoftmaxUnit(t.scores + i * kScoresStride, begin, end, a.softcap, t.max + i, t.sum + i);
+inline void AddRaggedValues(const AttentionArgs& a, const Tile& t, const KvHead<T>& head,
+                            uint32_t base, uint32_t first, uint32_t n, Range common) {
+  const float* p = t.scores + first * kScoresStride;
+  const auto add = [&](uint32_t query, uint32_t count, Range range, bool more) {
+    if (range.empty() && more) return;
+    AddValueBlock<false>(head, base, range.begin, range.end, 0, p + query * kScoresStride, count,
+                         {more, t.unit.acc + (first + query) * t.acc_stride, t.acc_stride, nullptr,
+                          nullptr, nullptr});
+  };
+  const auto seen = [&](uint32_t query) { return t.seen[(first + query) / a.num_heads]; };
+  if (common.empty()) {
+    for (uint32_t i = 0; i < n; ++i) add(i, 1, seen(i), false);
+    return;
   }
-  *values = {static_cast<uint32_t>(base),
-             begin,
-             end,
-             t.scores + first * kScoresStride,
-             t.factor + first,
-             t.acc + first * t.acc_stride,
-             t.acc_stride};
-  return true;
+  bool more = false;
+  for (uint32_t i = 0; i < n; ++i) more |= seen(i).begin < common.begin;
+  if (more) {
+    for (uint32_t i = 0; i < n; ++i) add(i, 1, {seen(i).begin, common.begin}, false);
+  }
+  add(0, n, common, more);
+  for (uint32_t i = 0; i < n; ++i) add(i, 1, {common.end, seen(i).end}, true);
 }
 
-// Adds the unit at `base`, whose values are V of the positions from `values_base` on in `pool`.
-template <typename T, typename Next>
-__attribute__((always_inline)) inline void AddUnit(const AttentionArgs& a, const Tile& t,
-                                                   const AttentionArgs& pool, const Unit<T>& unit,
-                                                   int64_t base, uint32_t values_base,
-                                                   const Next* next) {
-  Scores(t.q, t.num_queries, pool, unit, t.scores);
-  RowValues values;
-  for (uint32_t row = 0; row < a.num_rows; ++row) {
-    if (!SoftenRow(a, t, row, base, next, &values)) continue;
-    values.base = values_base;
-    AddHeads<T>(pool, values, a.num_heads);
+// One unit for all queries of the tile. `head` may be that of a decoded unit, at `base` in it.
+// fetch_end: where the positions end that the call reads from `head`.
+template <typename T>
+inline void AddUnit(const AttentionArgs& a, const Tile& t, const KvHead<T>& head,
+                    const Unit<T>& unit, uint32_t base, uint32_t fetch_end) {
+  const auto for_blocks = [&](const auto& f) {
+    for (uint32_t first = 0; first < t.num_queries; first += kBlockQueries) {
+      const uint32_t n =
+          t.num_queries - first < kBlockQueries ? t.num_queries - first : kBlockQueries;
+      const BlockRange r = RangeOfBlock(t, first / a.num_heads, (first + n - 1) / a.num_heads);
+      if (!r.any.empty()) f(first, n, r);
+    }
+  };
+  for_blocks([&](uint32_t first, uint32_t n, const BlockRange& r) {
+    const float* q = t.q + first * a.head_dim;
+    float* scores = t.scores + first * kScoresStride;
+    if (first == 0) {
+      ScoreBlock<true>(head, unit, r.any.begin, r.any.end, q, n, scores);
+    } else {
+      ScoreBlock<false>(head, unit, r.any.begin, r.any.end, q, n, scores);
+    }
+  });
+  const bool join = a.parts == nullptr;
+  for (uint32_t i = 0; i < t.num_queries; ++i) {
+    const Range seen = t.seen[i / a.num_heads];
+    if (!seen.empty()) {
+      t.unit.max[i] = PrepareScores(t.scores + i * kScoresStride, seen, a.softcap);
+    }
+  }
+  if (join) JoinMaxima(t.all.max, t.unit.max, t.num_queries, t.old, t.fresh);
+  for (uint32_t i = 0; i < t.num_queries; ++i) {
+    const Range seen = t.seen[i / a.num_heads];
+    if (seen.empty()) continue;
+    const V total = Soften(t.scores + i * kScoresStride, seen, t.unit.max[i]);
+    if (join) {
+      float* sum = t.all.sum + i * kPartLanes;
+      VStore(sum, Joined(VLoad(sum), total, VSet1(t.old[i]), VSet1(t.fresh[i])));
+    } else {
+      VStore(t.unit.sum + i * kPartLanes, total);
+    }
+  }
+  for_blocks([&](uint32_t first, uint32_t n, const BlockRange& r) {
+    if (r.common.begin != r.any.begin || r.common.end != r.any.end) {
+      AddRaggedValues(a, t, head, base, first, n, r.common);
+      for (uint32_t i = first; join && i < first + n; ++i) {
+        if (t.seen[i / a.num_heads].empty()) continue;
+        JoinVectors(t.all.acc + i * t.acc_stride, t.unit.acc + i * t.acc_stride, a.head_dim,
+                    t.old[i], t.fresh[i]);
+      }
+      return;
+    }
+    const size_t at = first * t.acc_stride;
+    const ValueSums to = {false,         t.unit.acc + at,
+                          t.acc_stride,  join ? t.all.acc + at : nullptr,
+                          t.old + first, t.fresh + first};
+    const float* p = t.scores + first * kScoresStride;
+    if (first == 0) {
+      AddValueBlock<true>(head, base, r.any.begin, r.any.end, fetch_end, p, n, to);
+    } else {
+      AddValueBlock<false>(head, base, r.any.begin, r.any.end, 0, p, n, to);
+    }
+  });
+}
+
+// Rows of out: the joined sums, divided.
+inline void Finish(const AttentionArgs& a, const Tile& t, float scale) {
+  for (uint32_t i = 0; i < t.num_queries; ++i) {
+    float* row = a.out + (i / a.num_heads) * a.out_stride + (i % a.num_heads) * a.head_dim;
+    const float sum = VReduceAdd(VLoad(t.all.sum + i * kPartLanes));
+    const V factor = VSet1(scale / sum);
+    const float* acc = t.all.acc + i * t.acc_stride;
+    ForVectors(a.head_dim, [&](uint32_t d, uint32_t lanes) {
+      const V y = VMul(VLoad(acc + d), factor);
+      if (lanes == kLanes) {
+        VStore(row + d, y);
+      } else {
+        VStorePart(row + d, y, lanes);
+      }
+    });
+  }
+}
+
+// Joins the parts of all units.
+inline void JoinParts(const AttentionArgs& a, const Tile& t) {
+  const size_t floats = PadTo16(t.num_queries) + t.num_queries * (kPartLanes + t.acc_stride);
+  for (uint32_t u = a.first_unit; u < a.end_unit; ++u) {
+    const Part part = PartAt(a.parts + (u - a.first_unit) * floats, t.num_queries);
+    JoinMaxima(t.all.max, part.max, t.num_queries, t.old, t.fresh);
+    for (uint32_t i = 0; i < t.num_queries; ++i) {
+      if (RangeOf(a, i / a.num_heads, u).empty()) continue;
+      JoinVectors(t.all.sum + i * kPartLanes, part.sum + i * kPartLanes, kLanes, t.old[i],
+                  t.fresh[i]);
+      JoinVectors(t.all.acc + i * t.acc_stride, part.acc + i * t.acc_stride, a.head_dim, t.old[i],
+                  t.fresh[i]);
+    }
+  }
+}
+
+template <typename T>
+void AddUnits(const AttentionArgs& a, Tile* t) {
+  constexpr bool kDecodes = !std::is_same<T, float>::value;
+  const KvHead<T> head = HeadOf<T>(a);
+  const bool few = t->num_queries <= kFewQueries;
+  PackQueries(a, a.scale * (a.softcap > 0 ? 1.0f : kLog2E) * (a.k_scale * kKvFactor<T>), *t);
+  [[maybe_unused]] PlainUnit plain;
+  if constexpr (kDecodes) {
+    if (!few) StartPlain(a, t->plain, &plain);
+  }
+  const uint32_t end = static_cast<uint32_t>(a.first_pos) + a.num_rows;
+  Unit<T> unit;
+  for (uint32_t u = a.first_unit; u < a.end_unit; ++u) {
+    const uint32_t base = u * kAttentionUnit;
+    const uint32_t n = end - base < kAttentionUnit ? end - base : kAttentionUnit;
+    const uint32_t next = (u + 1) * kAttentionUnit;
+    const uint32_t fetch_end = u + 1 == a.end_unit ? next : end;
+    if (a.parts != nullptr) {
+      const size_t floats = PadTo16(t->num_queries) + t->num_queries * (kPartLanes + t->acc_stride);
+      t->unit = PartAt(a.parts + (u - a.first_unit) * floats, t->num_queries);
+    }
+    for (uint32_t row = 0; row < a.num_rows; ++row) {
+      t->seen[row] = RangeOf(a, row, u);
+      if (!t->seen[row].empty()) continue;
+      for (uint32_t h = 0; h < a.num_heads; ++h) {
+        t->unit.max[row * a.num_heads + h] = -__builtin_inff();
+      }
+    }
+    FindPieces(head, base, n, &unit);
+    if (!kDecodes || few) {
+      AddUnit(a, *t, head, unit, base, fetch_end);
+    } else if constexpr (kDecodes) {
+      Decode(head, unit, n, &plain);
+      AddUnit(a, *t, plain.head, plain.unit, 0, 0);
+    }
   }
 }
 
 template <typename T>
 void Attend(const AttentionArgs& a) {
-  const Tile t = StartTile<T>(a);
-  const bool few = t.num_queries <= kFewQueries;
-  const int64_t end = static_cast<int64_t>(a.first_pos) + a.num_rows;
-  const int64_t first = a.window > 0 && a.first_pos >= a.window
-                            ? static_cast<int64_t>(a.first_pos) + 1 - a.window
-                            : 0;
-  const auto positions = [&](int64_t base) {
-    return static_cast<uint32_t>(end - base < kAttentionUnit ? end - base : kAttentionUnit);
-  };
-  const auto find = [&](int64_t base, Unit<T>* unit) {
-    FindPieces(a, static_cast<uint32_t>(base), positions(base), unit);
-  };
-  // An int8 is decoded in two instructions, as fast as a float is read again.
-  constexpr bool kDecodes = std::is_same<T, F8>::value;
-  [[maybe_unused]] PlainUnit plain;
-  if constexpr (kDecodes) {
-    if (!few) plain = StartPlain(a, t.plain);
+  Tile t;
+  StartTile(a, &t);
+  if (a.parts == nullptr || a.join) StartSums(t);
+  if (a.join) {
+    JoinParts(a, t);
+  } else {
+    AddUnits<T>(a, &t);
   }
-  Unit<T> units[2];
-  Unit<T>*unit = units, *next = units + 1;
-  int64_t base = first / kAttentionUnit * kAttentionUnit;
-  find(base, unit);
-  for (; base < end; base += kAttentionUnit) {
-    const bool last = base + kAttentionUnit >= end;
-    if (!last) find(base + kAttentionUnit, next);
-    const Unit<T>* const fetched = few && !last ? next : nullptr;
-    if (!kDecodes || few) {
-      AddUnit(a, t, a, *unit, base, static_cast<uint32_t>(base), fetched);
-    } else if constexpr (kDecodes) {
-      Decode(a, *unit, positions(base), &plain);
-      AddUnit(a, t, plain.args, plain.unit, base, 0, fetched);
-    }
-    Unit<T>* const done = unit;
-    unit = next;
-    next = done;
-  }
-  const float scale = a.v_scale * kKvFactor<T>;
-  for (uint32_t i = 0; i < t.num_queries; ++i) {
-    float* row = a.out + (i / a.num_heads) * a.out_stride + (i % a.num_heads) * a.head_dim;
-    for (uint32_t d = 0; d < a.head_dim; ++d) {
-      row[d] = t.acc[i * t.acc_stride + d] / t.sum[i] * scale;
-    }
-  }
+  if (a.parts == nullptr || a.join) Finish(a, t, a.v_scale * kKvFactor<T>);
 }
 
 }  // namespace

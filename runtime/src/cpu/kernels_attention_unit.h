@@ -1,28 +1,69 @@
-// What attention does with one unit of positions: where they lie, their scores, their softmax,
-// their values. T is what the pools hold: float, F8 or int8_t. Over the V of the file that includes
-// it; kernels_attention.h puts the units together.
+// What attention does with the K and V of one unit of positions: where they lie, q . k, p . v.
+// T is what the pools hold: float, F8 or int8_t. Over the V of the file that includes it;
+// kernels_attention.h puts the units together.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/kernels.h"
 #include "cpu/kernels_kv.h"
-#include "cpu/simd_math.h"
 
 namespace plansmith {
 namespace cpu {
 namespace {
 
-constexpr uint32_t kUnitVectors = kAttentionUnit / kLanes;
-// Scores are summed for 4 queries x 2 vectors of positions at a time: enough sums to hide an FMA's
-// latency.
-constexpr uint32_t kScoreQueries = 4;
+// Queries that go through the registers together, with so many vectors of positions (q . k) or of a
+// head (p . v): 24 sums of AVX-512's 32 registers, 12 of AVX2's 16. A vector that is read, from L1
+// or L2, meets 6 queries.
+constexpr uint32_t kBlockQueries = 6;
+constexpr uint32_t kBlockVectors = kLanes == 16 ? 4 : 2;
 // What the last piece computes past its end goes behind the unit.
 constexpr uint32_t kScoresStride = kAttentionUnit + 16;
-// Values are summed for so many heads x 4 vectors of a head, in registers.
-constexpr uint32_t kValueHeads = kLanes == 16 ? 4 : 2;
 // A tile of so few queries waits for memory rather than for arithmetic.
 constexpr uint32_t kFewQueries = 12;
+
+// Calls f(std::integral_constant<uint32_t, n>), 1 <= n <= N.
+template <uint32_t N, typename F>
+__attribute__((always_inline)) inline void WithConstant(uint32_t n, const F& f) {
+  if (n == N) {
+    f(std::integral_constant<uint32_t, N>());
+  } else if constexpr (N > 1) {
+    WithConstant<N - 1>(n, f);
+  }
+}
+
+// K and V of one KV head in the pools.
+template <typename T>
+struct KvHead {
+  const T* k;  // of block 0: [D][block_size]
+  const T* v;  // [block_size][D]
+  size_t block_stride;
+  const int32_t* blocks;
+  uint32_t block_size, block_shift;
+  uint32_t head_dim;
+
+  size_t BlockOf(uint32_t pos) const {
+    return static_cast<size_t>(blocks[pos >> block_shift]) * block_stride;
+  }
+  const T* KeyAt(uint32_t pos) const { return k + BlockOf(pos) + (pos & (block_size - 1)); }
+  const T* ValueAt(uint32_t pos) const {
+    return v + BlockOf(pos) + static_cast<size_t>(pos & (block_size - 1)) * head_dim;
+  }
+};
+
+template <typename T>
+inline KvHead<T> HeadOf(const AttentionArgs& a) {
+  const size_t head = static_cast<size_t>(a.kv_head) * a.head_dim * a.block_size;
+  return {static_cast<const T*>(a.k_pool) + head,
+          static_cast<const T*>(a.v_pool) + head,
+          a.block_stride,
+          a.blocks,
+          a.block_size,
+          static_cast<uint32_t>(__builtin_ctz(a.block_size)),
+          a.head_dim};
+}
 
 // Where 1..kLanes positions of a unit lie in the pools.
 template <typename T>
@@ -34,196 +75,150 @@ struct Piece {
 
 template <typename T>
 struct Unit {
-  Piece<T> pieces[kAttentionUnit + 1];  // blocks of one position, and one to make a pair
+  uint32_t step;  // positions of a piece, but for the last
   uint32_t num_pieces;
+  Piece<T> pieces[kAttentionUnit];
 };
 
 // Positions [base, base + n) of the sequence, cut where a block or a vector ends.
 template <typename T>
-inline void FindPieces(const AttentionArgs& a, uint32_t base, uint32_t n, Unit<T>* unit) {
-  const uint32_t step = a.block_size < kLanes ? a.block_size : kLanes;
-  const size_t head_values = static_cast<size_t>(a.head_dim) * a.block_size;
-  uint32_t num = 0;
-  for (uint32_t i = 0; i < n; i += step) {
-    const uint32_t pos = base + i;
-    const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
-    const size_t head = block * a.block_stride + a.kv_head * head_values;
-    const T* k = static_cast<const T*>(a.k_pool) + head;
-    const T* v = static_cast<const T*>(a.v_pool) + head;
-    const uint32_t in_block = pos % a.block_size;
-    unit->pieces[num++] = {k + in_block, v + static_cast<size_t>(in_block) * a.head_dim, i};
+inline void FindPieces(const KvHead<T>& head, uint32_t base, uint32_t n, Unit<T>* unit) {
+  unit->step = head.block_size < kLanes ? head.block_size : kLanes;
+  unit->num_pieces = 0;
+  for (uint32_t i = 0; i < n; i += unit->step) {
+    unit->pieces[unit->num_pieces++] = {head.KeyAt(base + i), head.ValueAt(base + i), i};
   }
-  if (num % 2 != 0) {  // pieces go in pairs; the odd one is computed twice
-    unit->pieces[num] = unit->pieces[num - 1];
-    ++num;
-  }
-  unit->num_pieces = num;
 }
 
-// scores[query][offset ...] = q . k for Q queries and two pieces. Lanes behind a piece's end hold
-// rubbish, which the next piece overwrites or the mask hides.
+// scores[query][offset ...] = q . k for Q queries, q [D][Q], and P pieces. Lanes behind a piece's
+// end hold rubbish, which the next piece overwrites or the mask hides.
 // kFetch: also fetches the pieces' V, which comes next, from memory: hardware stops at each block's
 // end.
-template <uint32_t Q, bool kFetch, typename T>
-inline void ScorePair(const float* q, uint32_t head_dim, uint32_t block_size,
-                      const Piece<T>* pieces, float* scores) {
-  constexpr uint32_t kFetchEach = sizeof(float) / sizeof(T);
-  V sum[Q][2];
-  for (uint32_t i = 0; i < Q; ++i) sum[i][0] = sum[i][1] = VSet1(0.0f);
-  const T* k0 = pieces[0].k;
-  const T* k1 = pieces[1].k;
-  for (uint32_t d = 0; d < head_dim; ++d) {
-    const V a = LoadKv(k0), b = LoadKv(k1);
-    if (kFetch && d % kFetchEach == 0) {
-      __builtin_prefetch(pieces[0].v + d * kLanes);
-      __builtin_prefetch(pieces[1].v + d * kLanes);
+template <uint32_t Q, uint32_t P, bool kFetch, typename T>
+inline void ScorePieces(const float* q, uint32_t head_dim, uint32_t block_size,
+                        const Piece<T>* pieces, float* scores) {
+  constexpr uint32_t kFetchEach = sizeof(float) / sizeof(T) * 16 / kLanes;
+  V sum[Q][P];
+  const T* keys[P];
+  for (uint32_t p = 0; p < P; ++p) {
+    keys[p] = pieces[p].k;
+    for (uint32_t i = 0; i < Q; ++i) sum[i][p] = VSet1(0.0f);
+  }
+  for (uint32_t d = 0; d < head_dim; ++d, q += Q) {
+    V key[P];
+    for (uint32_t p = 0; p < P; ++p) {
+      key[p] = LoadKv(keys[p]);
+      keys[p] += block_size;
+      if (kFetch && d % kFetchEach == 0) __builtin_prefetch(pieces[p].v + d * kLanes);
     }
-    k0 += block_size;
-    k1 += block_size;
     for (uint32_t i = 0; i < Q; ++i) {
-      const V x = VSet1(q[i * head_dim + d]);
-      sum[i][0] = VFma(x, a, sum[i][0]);
-      sum[i][1] = VFma(x, b, sum[i][1]);
+      const V x = VSet1(q[i]);
+      for (uint32_t p = 0; p < P; ++p) sum[i][p] = VFma(x, key[p], sum[i][p]);
     }
   }
-  for (uint32_t i = 0; i < Q; ++i) {
-    VStore(scores + i * kScoresStride + pieces[0].offset, sum[i][0]);
-    VStore(scores + i * kScoresStride + pieces[1].offset, sum[i][1]);
-  }
-}
-
-template <uint32_t Q = kScoreQueries, typename T>
-inline void ScoreQueries(const float* q, uint32_t num_queries, const AttentionArgs& a, bool fetch,
-                         const Piece<T>* pair, float* scores) {
-  if (num_queries != Q) {
-    if constexpr (Q > 1) ScoreQueries<Q - 1>(q, num_queries, a, fetch, pair, scores);
-  } else if (fetch) {
-    ScorePair<Q, true>(q, a.head_dim, a.block_size, pair, scores);
-  } else {
-    ScorePair<Q, false>(q, a.head_dim, a.block_size, pair, scores);
-  }
-}
-
-template <typename T>
-inline void Scores(const float* q, uint32_t num_queries, const AttentionArgs& a,
-                   const Unit<T>& unit, float* scores) {
-  const bool few = num_queries <= kFewQueries;
-  for (uint32_t p = 0; p < unit.num_pieces; p += 2) {
-    for (uint32_t i = 0; i < num_queries; i += kScoreQueries) {
-      const uint32_t n = num_queries - i < kScoreQueries ? num_queries - i : kScoreQueries;
-      ScoreQueries(q + i * a.head_dim, n, a, few && i == 0, unit.pieces + p,
-                   scores + i * kScoresStride);
+  for (uint32_t p = 0; p < P; ++p) {
+    for (uint32_t i = 0; i < Q; ++i) {
+      VStore(scores + i * kScoresStride + pieces[p].offset, sum[i][p]);
     }
   }
 }
 
-// Fetches rows [begin, end) of D of the unit's K.
-template <typename T>
-inline void FetchKeys(const Unit<T>& unit, uint32_t begin, uint32_t end, uint32_t block_size) {
-  constexpr uint32_t kEach = sizeof(float) / sizeof(T);  // short rows share a cache line
-  for (uint32_t p = 0; p < unit.num_pieces; ++p) {
-    const T* k = unit.pieces[p].k;
-    for (uint32_t d = (begin + kEach - 1) / kEach * kEach; d < end; d += kEach) {
-      __builtin_prefetch(k + static_cast<size_t>(d) * block_size);
+// Scores of n queries with positions [begin, end) of the unit, and of others beside them.
+template <bool kFetch, typename T>
+inline void ScoreBlock(const KvHead<T>& head, const Unit<T>& unit, uint32_t begin, uint32_t end,
+                       const float* q, uint32_t n, float* scores) {
+  const uint32_t last = (end + unit.step - 1) / unit.step;
+  WithConstant<kBlockQueries>(n, [&](auto queries) {
+    constexpr uint32_t Q = queries;
+    uint32_t p = begin / unit.step;
+    for (; p + kBlockVectors <= last; p += kBlockVectors) {
+      ScorePieces<Q, kBlockVectors, kFetch>(q, head.head_dim, head.block_size, unit.pieces + p,
+                                            scores);
     }
-  }
+    for (; p < last; p += 2) {  // an odd one is computed twice
+      const Piece<T> pair[] = {unit.pieces[p], unit.pieces[p + 1 < last ? p + 1 : p]};
+      ScorePieces<Q, 2, kFetch>(q, head.head_dim, head.block_size, pair, scores);
+    }
+  });
 }
 
-// Turns scores[begin, end) into exp(score - max) in place (0 elsewhere in the unit), updates the
-// running max and sum, and returns the factor for what was summed before.
-inline float SoftmaxUnit(float* scores, uint32_t begin, uint32_t end, float softcap, float* max,
-                         float* sum) {
-  if (softcap > 0) {
-    for (uint32_t v = 0; v < kUnitVectors; ++v) {
-      const V y = VDiv(VLoad(scores + v * kLanes), VSet1(softcap));
-      VStore(scores + v * kLanes, VMul(VSet1(softcap), VTanh(y)));
-    }
-  }
-  for (uint32_t j = 0; j < begin; ++j) scores[j] = -__builtin_inff();
-  for (uint32_t j = end; j < kAttentionUnit; ++j) scores[j] = -__builtin_inff();
-  V m = VLoad(scores);
-  for (uint32_t v = 1; v < kUnitVectors; ++v) m = VMax(m, VLoad(scores + v * kLanes));
-  const float unit_max = VReduceMax(m);
-  const float new_max = unit_max > *max ? unit_max : *max;
-  V total = VSet1(0.0f);
-  for (uint32_t v = 0; v < kUnitVectors; ++v) {
-    const V e = VExp(VSub(VLoad(scores + v * kLanes), VSet1(new_max)));
-    VStore(scores + v * kLanes, e);
-    total = VAdd(total, e);
-  }
-  alignas(64) float old[kLanes];
-  VStore(old, VExp(VSet1(*max - new_max)));  // 0 in the first unit: exp(-inf)
-  *max = new_max;
-  *sum = *sum * old[0] + VReduceAdd(total);
-  return old[0];
-}
-
-// What a row adds for a unit: its heads share the positions [begin, end) of the unit.
-struct RowValues {
-  uint32_t base;  // position of the unit
-  uint32_t begin;
-  uint32_t end;
-  const float* p;        // [heads][kScoresStride]
-  const float* factors;  // [heads] for what was summed before
-  float* acc;            // [heads][acc_stride]
-  size_t acc_stride;
+// Where a block's p . v go: added to what `part` holds or not; then stored there, or joined to acc.
+struct ValueSums {
+  bool add;
+  float* part;  // [queries][stride]
+  size_t stride;
+  float* acc;          // [queries][stride], or null: stored
+  const float* old;    // [queries] factors of acc
+  const float* fresh;  // [queries] of the sums
 };
 
-// acc = acc * factor + sum of p[j] * v[j] for H heads from `head` and N vectors from `column`.
-template <typename T, uint32_t H, uint32_t N>
-inline void AddValues(const AttentionArgs& a, const RowValues& row, uint32_t head,
-                      uint32_t column) {
-  V sum[H][N];
-  float* acc = row.acc + head * row.acc_stride + column;
-  for (uint32_t h = 0; h < H; ++h) {
-    const V factor = VSet1(row.factors[head + h]);
-    for (uint32_t i = 0; i < N; ++i) {
-      sum[h][i] = VMul(VLoad(acc + h * row.acc_stride + i * kLanes), factor);
+// Sums p[j] * v[j] over positions [begin, end) of the unit at `base`, for Q queries and N vectors
+// from `column`. kFetch: also fetches K of the positions a unit further, before `limit`.
+template <uint32_t Q, uint32_t N, bool kFetch, typename T>
+inline void AddValues(const KvHead<T>& head, uint32_t base, uint32_t begin, uint32_t end,
+                      uint32_t limit, const float* p, uint32_t column, const ValueSums& to) {
+  constexpr size_t kBytes = N * kLanes * sizeof(T);
+  V sum[Q][N];
+  for (uint32_t i = 0; i < Q; ++i) {
+    for (uint32_t c = 0; c < N; ++c) {
+      sum[i][c] = to.add ? VLoad(to.part + i * to.stride + column + c * kLanes) : VSet1(0.0f);
     }
   }
-  const float* p = row.p + head * kScoresStride;
-  for (uint32_t j = row.begin; j < row.end;) {
-    const uint32_t pos = row.base + j, in_block = pos % a.block_size;
-    const size_t block = static_cast<size_t>(a.blocks[pos / a.block_size]);
-    const size_t in_pool = (static_cast<size_t>(a.kv_head) * a.block_size + in_block) * a.head_dim;
-    const T* v = static_cast<const T*>(a.v_pool) + block * a.block_stride + in_pool + column;
-    const uint32_t left = a.block_size - in_block;
-    const uint32_t stop = left < row.end - j ? j + left : row.end;
-    for (; j < stop; ++j, v += a.head_dim) {
-      V values[N];
-      for (uint32_t i = 0; i < N; ++i) values[i] = LoadKv(v + i * kLanes);
-      for (uint32_t h = 0; h < H; ++h) {
-        const V x = VSet1(p[h * kScoresStride + j]);
-        for (uint32_t i = 0; i < N; ++i) sum[h][i] = VFma(x, values[i], sum[h][i]);
+  for (uint32_t j = begin; j < end;) {
+    const uint32_t pos = base + j;
+    const uint32_t left = head.block_size - (pos & (head.block_size - 1));
+    const uint32_t stop = left < end - j ? j + left : end;
+    const T* v = head.ValueAt(pos) + column;
+    // A block's K has as many bytes as its V.
+    const char* fetch = nullptr;
+    if (kFetch && pos + kAttentionUnit < limit && head.block_size <= kAttentionUnit) {
+      fetch = reinterpret_cast<const char*>(
+          head.k + head.BlockOf(pos + kAttentionUnit) +
+          static_cast<size_t>(pos & (head.block_size - 1)) * head.head_dim + column);
+    }
+    for (; j < stop; ++j, v += head.head_dim) {
+      V value[N];
+      for (uint32_t c = 0; c < N; ++c) value[c] = LoadKv(v + c * kLanes);
+      if (kFetch && fetch != nullptr) {
+        for (size_t b = 0; b < kBytes; b += 64) __builtin_prefetch(fetch + b);
+        fetch += head.head_dim * sizeof(T);
+      }
+      for (uint32_t i = 0; i < Q; ++i) {
+        const V x = VSet1(p[i * kScoresStride + j]);
+        for (uint32_t c = 0; c < N; ++c) sum[i][c] = VFma(x, value[c], sum[i][c]);
       }
     }
   }
-  for (uint32_t h = 0; h < H; ++h) {
-    for (uint32_t i = 0; i < N; ++i) VStore(acc + h * row.acc_stride + i * kLanes, sum[h][i]);
+  for (uint32_t i = 0; i < Q; ++i) {
+    const size_t row = i * to.stride + column;
+    for (uint32_t c = 0; c < N; ++c) {
+      const size_t at = row + c * kLanes;
+      if (to.acc == nullptr) {
+        VStore(to.part + at, sum[i][c]);
+      } else {
+        const V before = VMul(VLoad(to.acc + at), VSet1(to.old[i]));
+        VStore(to.acc + at, VFma(sum[i][c], VSet1(to.fresh[i]), before));
+      }
+    }
   }
 }
 
-// Head sizes that are not a multiple of the vector end in a vector that reads past them; the pool
-// has slack behind it. Inlined everywhere: 5 % of prefill on AVX-512.
-template <typename T, uint32_t H = kValueHeads>
-__attribute__((always_inline)) inline void AddHeads(const AttentionArgs& a, const RowValues& row,
-                                                    uint32_t num_heads) {
-  const uint32_t vectors = (a.head_dim + kLanes - 1) / kLanes;
-  uint32_t head = 0;
-  for (; head + H <= num_heads; head += H) {
-    uint32_t i = 0;
-    for (; i + 4 <= vectors; i += 4) AddValues<T, H, 4>(a, row, head, i * kLanes);
-    for (; i < vectors; ++i) AddValues<T, H, 1>(a, row, head, i * kLanes);
-  }
-  if constexpr (H > 1) {
-    if (head < num_heads) {
-      RowValues rest = row;
-      rest.p += head * kScoresStride;
-      rest.factors += head;
-      rest.acc += head * row.acc_stride;
-      AddHeads<T, H - 1>(a, rest, num_heads - head);
+// All columns. Head sizes that are not a multiple of the vector end in a vector that reads past
+// them; the pool has slack behind it.
+template <bool kFetch, typename T>
+inline void AddValueBlock(const KvHead<T>& head, uint32_t base, uint32_t begin, uint32_t end,
+                          uint32_t limit, const float* p, uint32_t n, const ValueSums& to) {
+  const uint32_t vectors = (head.head_dim + kLanes - 1) / kLanes;
+  WithConstant<kBlockQueries>(n, [&](auto queries) {
+    constexpr uint32_t Q = queries, N = kBlockVectors;
+    uint32_t c = 0;
+    for (; c + N <= vectors; c += N) {
+      AddValues<Q, N, kFetch>(head, base, begin, end, limit, p, c * kLanes, to);
     }
-  }
+    for (; c < vectors; ++c) {
+      AddValues<Q, 1, kFetch>(head, base, begin, end, limit, p, c * kLanes, to);
+    }
+  });
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 // Paged attention of every instruction set and pool format against float64, over scattered blocks;
-// and the same bits however a sequence is cut into chunks, tiles and heads.
+// and the same bits however a sequence is cut into chunks and tiles, and its context into runs of
+// units, whoever computes them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention.h"
 
 #include <algorithm>
 
+#include "cpu/thread_pool.h"
 #include "isas.h"
 #include "kv_codes.h"
 #include "plan_builder.h"
@@ -67,58 +69,105 @@ Sequence MakeSequence(const Case& c, uint32_t format, Random* random) {
   return s;
 }
 
+struct Step {
+  psm_batch batch = {};
+  int32_t num_tokens, kv_len, cu[2];
+  std::vector<int32_t> zeros;
+};
+
+// The step that takes tokens [done, done + n) of a sequence.
+void SetStep(const Sequence& s, int32_t done, int32_t n, Step* step) {
+  step->num_tokens = n;
+  step->kv_len = done + n;
+  step->cu[0] = 0;
+  step->cu[1] = n;
+  step->zeros.assign(static_cast<size_t>(n), 0);
+  psm_batch& batch = step->batch;
+  batch.struct_size = PSM_BATCH_SIZE;
+  batch.num_tokens = n;
+  batch.num_seqs = 1;
+  batch.block_table_stride = static_cast<int32_t>(s.table.size());
+  batch.input_ids = batch.position_ids = step->zeros.data();
+  batch.query_lens = &step->num_tokens;
+  batch.kv_lens = &step->kv_len;
+  batch.cu_query_lens = step->cu;
+  batch.block_table = s.table.data();
+}
+
+// Of rows from `done` on.
+AttentionArgs ArgsOf(Sequence* s, int32_t done, float* out) {
+  const Case& c = s->c;
+  const size_t width = static_cast<size_t>(c.heads) * c.dim, first = static_cast<size_t>(done);
+  AttentionArgs a = {};
+  a.k_pool = s->k_pool.data();
+  a.v_pool = s->v_pool.data();
+  a.block_stride = static_cast<size_t>(c.kv_heads) * c.dim * c.block;
+  a.k_scale = s->format == kKvF32 ? 1.0f : kKScale;
+  a.v_scale = s->format == kKvF32 ? 1.0f : kVScale;
+  a.block_size = c.block;
+  a.head_dim = c.dim;
+  a.q = s->q.data() + first * width;
+  a.q_stride = width;
+  a.out = out + first * width;
+  a.out_stride = width;
+  a.window = c.window;
+  a.scale = 0.3f;
+  a.softcap = c.softcap;
+  return a;
+}
+
+std::vector<float> Scratch(const Case& c) {
+  return std::vector<float>(AttentionScratchFloats(kMaxAttentionQueries, c.dim));
+}
+
+// Every head of every row is reported as complete once, behind the item that ended it.
+struct Complete {
+  explicit Complete(int32_t rows, uint32_t heads)
+      : num_heads(heads), seen(static_cast<size_t>(rows) * heads, 0) {}
+  void Add(const AttentionPart& part) {
+    for (uint32_t r = part.row; r < part.row + part.num_rows; ++r) {
+      for (uint32_t h = part.head; h < part.head + part.num_heads; ++h) {
+        CHECK(seen.at(r * num_heads + h)++ == 0);
+      }
+    }
+  }
+  void CheckAll() const { CHECK(std::count(seen.begin(), seen.end(), 0) == 0); }
+  uint32_t num_heads;
+  std::vector<int> seen;
+};
+
 // Steps of chunk_sizes tokens (the last repeats); returns [kv_len][heads][dim].
 std::vector<float> Run(const KernelTable& kernels, Sequence s, const std::vector<int32_t>& chunks,
                        int num_threads) {
   const Case& c = s.c;
   const size_t width = static_cast<size_t>(c.heads) * c.dim,
                kv_width = static_cast<size_t>(c.kv_heads) * c.dim;
-  const size_t block_stride = kv_width * c.block;
   std::vector<float> out(s.q.size());
   const PlanHeader model = ModelOf(c);
   BatchPlaces places(model, static_cast<int32_t>(s.table.size()));
   AttentionWork work(c.heads, model, num_threads);
-  std::vector<float> scratch(AttentionScratchFloats(kMaxAttentionQueries, c.dim));
+  std::vector<float> scratch = Scratch(c);
   size_t chunk_idx = 0;
   for (int32_t done = 0; done < c.kv_len; ++chunk_idx) {
     const int32_t wanted = chunks[std::min(chunk_idx, chunks.size() - 1)];
-    const int32_t n = std::min(wanted, c.kv_len - done), kv_len = done + n, cu[] = {0, n};
-    const std::vector<int32_t> zeros(static_cast<size_t>(n), 0);
-    psm_batch batch = {};
-    batch.struct_size = PSM_BATCH_SIZE;
-    batch.num_tokens = n;
-    batch.num_seqs = 1;
-    batch.block_table_stride = static_cast<int32_t>(s.table.size());
-    batch.input_ids = batch.position_ids = zeros.data();
-    batch.query_lens = &n;
-    batch.kv_lens = &kv_len;
-    batch.cu_query_lens = cu;
-    batch.block_table = s.table.data();
-    places.Set(batch);
+    const int32_t n = std::min(wanted, c.kv_len - done);
+    Step step;
+    SetStep(s, done, n, &step);
+    places.Set(step.batch);
     const size_t first = static_cast<size_t>(done);
     WriteKv(kernels,
             {s.k.data() + first * kv_width, kv_width, s.v.data() + first * kv_width, kv_width,
-             s.format, kKScale, kVScale, s.k_pool.data(), s.v_pool.data(), block_stride,
+             s.format, kKScale, kVScale, s.k_pool.data(), s.v_pool.data(), kv_width * c.block,
              s.q.data() + first * width, width, c.kv_heads, c.dim, c.block},
             places, 0, static_cast<uint32_t>(n));
-    work.Set(batch);
-    AttentionArgs a = {};
-    a.k_pool = s.k_pool.data();
-    a.v_pool = s.v_pool.data();
-    a.block_stride = block_stride;
-    a.k_scale = s.format == kKvF32 ? 1.0f : kKScale;
-    a.v_scale = s.format == kKvF32 ? 1.0f : kVScale;
-    a.block_size = c.block;
-    a.head_dim = c.dim;
-    a.q = s.q.data() + first * width;
-    a.q_stride = width;
-    a.out = out.data() + first * width;
-    a.out_stride = width;
-    a.window = c.window;
-    a.scale = 0.3f;
-    a.softcap = c.softcap;
+    work.Set(step.batch);
+    AttentionArgs a = ArgsOf(&s, done, out.data());
     a.scratch = scratch.data();
-    for (uint32_t i = work.num_items(); i-- > 0;) work.Run(kernels.attend[s.format], batch, i, a);
+    Complete complete(n, c.heads);
+    for (uint32_t i = work.num_items(); i-- > 0;) {
+      complete.Add(work.Run(kernels.attend[s.format], step.batch, i, a));
+    }
+    complete.CheckAll();
     done += n;
   }
   return out;
@@ -172,7 +221,7 @@ void RunCase(const KernelTable& kernels, const Case& c, uint32_t format, Random*
   const std::vector<float> whole = Run(kernels, s, {c.kv_len}, 1);
   CheckAgainstFloat64(kernels, s, whole);
   const std::vector<std::vector<int32_t>> cuts = {
-      {1}, {5, 1, 64, 7}, {c.kv_len - 1, 1}, {63, 2, 1}, {17}};
+      {1}, {5, 1, 64, 7, 130}, {c.kv_len - 1, 1}, {63, 2, 1, 63}, {17}};
   for (const std::vector<int32_t>& cut : cuts) {
     if (cut[0] < 1) continue;
     for (int threads : {1, 3}) {
@@ -182,23 +231,123 @@ void RunCase(const KernelTable& kernels, const Case& c, uint32_t format, Random*
   }
 }
 
+// A long context of one row or some, shared by threads that really run side by side.
+struct SharedStep {
+  const KernelTable* kernels;
+  const Sequence* s;
+  AttentionWork* work;
+  const Step* step;
+  AttentionArgs args;
+  std::vector<std::vector<float>> scratch;
+  std::atomic<uint32_t> next{0};
+};
+
+void TestThreads(const KernelTable& kernels, const Case& c, uint32_t format, Random* random) {
+  Sequence s = MakeSequence(c, format, random);
+  const std::vector<float> whole = Run(kernels, s, {c.kv_len}, 1);
+  // The same pools, filled; Run had a copy.
+  const PlanHeader model = ModelOf(c);
+  BatchPlaces places(model, static_cast<int32_t>(s.table.size()));
+  Step all;
+  SetStep(s, 0, c.kv_len, &all);
+  places.Set(all.batch);
+  const size_t width = static_cast<size_t>(c.heads) * c.dim,
+               kv_width = static_cast<size_t>(c.kv_heads) * c.dim;
+  WriteKv(kernels,
+          {s.k.data(), kv_width, s.v.data(), kv_width, s.format, kKScale, kVScale, s.k_pool.data(),
+           s.v_pool.data(), kv_width * c.block, s.q.data(), width, c.kv_heads, c.dim, c.block},
+          places, 0, static_cast<uint32_t>(c.kv_len));
+  for (int threads : {2, 3, 4}) {
+    ThreadPool pool(threads, false);
+    AttentionWork work(c.heads, model, threads);
+    for (int32_t rows : {1, 3, 20}) {
+      const int32_t done = c.kv_len - rows;
+      Step step;
+      SetStep(s, done, rows, &step);
+      std::vector<float> out(s.q.size());
+      SharedStep shared;
+      shared.kernels = &kernels;
+      shared.s = &s;
+      shared.work = &work;
+      shared.step = &step;
+      shared.args = ArgsOf(&s, done, out.data());
+      for (int i = 0; i < threads; ++i) shared.scratch.push_back(Scratch(c));
+      work.Set(step.batch);
+      CHECK(work.num_items() > c.kv_heads);       // else nothing is shared
+      for (int round = 0; round < 20; ++round) {  // as many layers: the counts begin anew
+        shared.next = 0;
+        std::fill(out.begin(), out.end(), 0.0f);
+        pool.Run(
+            [](void* context, int idx) {
+              SharedStep* x = static_cast<SharedStep*>(context);
+              AttentionArgs a = x->args;
+              a.scratch = x->scratch[static_cast<size_t>(idx)].data();
+              for (uint32_t i; (i = x->next.fetch_add(1)) < x->work->num_items();) {
+                x->work->Run(x->kernels->attend[x->s->format], x->step->batch, i, a);
+              }
+            },
+            &shared);
+        const size_t first = static_cast<size_t>(done) * width;
+        CHECK(memcmp(&out[first], &whole[first], (out.size() - first) * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+// Rows that see a number that is none, or too large for one, tell; the others do not change.
+void TestPoison(const KernelTable& kernels, Random* random) {
+  const Case c = {6, 2, 40, 16, 2 * static_cast<int32_t>(kAttentionUnit) + 9, 0, 0};
+  const Sequence clean = MakeSequence(c, kKvF32, random);
+  const std::vector<float> want = Run(kernels, clean, {c.kv_len}, 1);
+  const size_t width = static_cast<size_t>(c.heads) * c.dim;
+  for (int32_t at : {0, 7, static_cast<int32_t>(kAttentionUnit), c.kv_len - 1}) {
+    for (float poison : {NAN, INFINITY, -INFINITY}) {
+      for (bool in_k : {true, false}) {
+        if (in_k && poison == poison) continue;  // an infinite key may just hide itself
+        Sequence s = clean;
+        const size_t place = static_cast<size_t>(at) * c.kv_heads * c.dim + 3;  // KV head 0
+        (in_k ? s.k : s.v)[place] = poison;
+        for (const std::vector<int32_t>& cut : {std::vector<int32_t>{c.kv_len}, {50, 1, 80}}) {
+          const std::vector<float> got = Run(kernels, s, cut, 3);
+          for (size_t i = 0; i < got.size(); ++i) {
+            const size_t column = i % width, head = column / c.dim;
+            const bool sees = i / width >= static_cast<size_t>(at) && head < 3;
+            if (sees && (in_k || column % c.dim == 3)) {
+              CHECK(!std::isfinite(got[i]));
+            } else {
+              CHECK(memcmp(&got[i], &want[i], sizeof(float)) == 0);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   const Case cases[] = {
-      {9, 3, 64, 16, 150, 0, 0},  {1, 1, 16, 8, 70, 0, 0},
-      {2, 2, 128, 32, 65, 0, 0},  {4, 2, 256, 64, 130, 0, 50},
-      {8, 1, 32, 128, 200, 0, 0}, {9, 1, 24, 16, 129, 33, 0},
-      {4, 4, 40, 8, 140, 64, 20}, {6, 2, 8, 1, 67, 1, 0},
-      {5, 1, 20, 2, 90, 10, 5},   {12, 2, 80, 32, 64, 200, 0},
-      {50, 1, 16, 16, 66, 0, 0},  {3, 1, 96, 256, 300, 100, 0},
-      {2, 1, 64, 16, 1, 0, 0},    {7, 1, 33, 16, 80, 2147483647, 0},
+      {9, 3, 64, 16, 150, 0, 0},   {1, 1, 16, 8, 70, 0, 0},
+      {2, 2, 128, 32, 65, 0, 0},   {4, 2, 256, 64, 130, 0, 50},
+      {8, 1, 32, 128, 200, 0, 0},  {9, 1, 24, 16, 129, 33, 0},
+      {4, 4, 40, 8, 140, 64, 20},  {6, 2, 8, 1, 67, 1, 0},
+      {5, 1, 20, 2, 90, 10, 5},    {12, 2, 80, 32, 64, 200, 0},
+      {50, 1, 16, 16, 66, 0, 0},   {3, 1, 96, 256, 300, 100, 0},
+      {2, 1, 64, 16, 1, 0, 0},     {7, 1, 33, 16, 80, 2147483647, 0},
+      {6, 2, 64, 32, 300, 0, 0},   {4, 4, 48, 64, 260, 140, 0},
+      {5, 1, 72, 128, 257, 0, 30}, {3, 1, 64, 8, 256, 0, 0},
   };
   for (const KernelTable* kernels : UsableTables()) {
     Random random(11);
     for (const Case& c : cases) {
       for (uint32_t format : {kKvF32, kKvF8, kKvI8}) RunCase(*kernels, c, format, &random);
     }
+    const Case shared[] = {{6, 3, 64, 32, 900, 0, 0}, {2, 1, 80, 16, 1100, 1000, 0}};
+    for (const Case& c : shared) {
+      TestThreads(*kernels, c, c.window > 0 ? kKvI8 : kKvF32, &random);
+    }
+    TestPoison(*kernels, &random);
     printf("%s: ok\n", kernels->name);
   }
   return 0;

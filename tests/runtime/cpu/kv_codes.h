@@ -22,7 +22,14 @@ inline double F8Value(uint8_t code) {
 }
 
 inline double CodeValue(uint32_t format, uint8_t code) {
-  return format == kKvF8 ? F8Value(code) : static_cast<int8_t>(code);
+  struct Values {
+    Values() {
+      for (int i = 0; i < 256; ++i) f8[i] = F8Value(static_cast<uint8_t>(i));
+    }
+    double f8[256];
+  };
+  static const Values values;
+  return format == kKvF8 ? values.f8[code] : static_cast<int8_t>(code);
 }
 
 // The code nearest to a number, the even one of two, the last one for what is beyond.

@@ -92,7 +92,7 @@ void TestReads(const KernelTable& kernels, uint32_t format) {
   a.head_dim = a.q_stride = a.out_stride = dim;
   a.q = q.data();
   a.out = out.data();
-  a.num_rows = a.num_heads = 1;
+  a.num_rows = a.num_heads = a.end_unit = 1;
   a.scale = 1;
   a.scratch = scratch.data();
   kernels.attend[format](a);
