@@ -90,6 +90,7 @@ def reference_tokens(settings: driver.Settings, outputs: dict[str, list[int]]) -
             alone.compare_outputs()
             tokens = alone.outputs.get("transformers fp32", [])
     if tokens:
+        cached.parent.mkdir(parents=True, exist_ok=True)
         cached.write_text(json.dumps(tokens))
     return tokens
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,8 @@ from .session import PeerError, Session
 MODULES = ("plansmith", "llama_cpp", "openvino", "ort_genai", "ctranslate2", "vllm_cpu", "transformers")
 # Slower starts than this are measured in the first round only.
 _QUICK_START_S = 20.0
+# What an engine may take beside its weights: 1 GB of KV cache, its libraries, and room for the system.
+_SPARE_BYTES = 2_000_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,12 @@ class Settings:
         return {**os.environ, **quiet, "OMP_NUM_THREADS": threads}
 
 
+def available_memory() -> int:
+    """Return the bytes that processes can still take without swapping, as Linux estimates it."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
 class Driver:
     """The sessions of a run, and what came of them.
 
@@ -92,10 +99,16 @@ class Driver:
     failures : of variants that were left out, and why
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        say: Callable[[str], None],
+        available_bytes: Callable[[], int] = available_memory,
+    ) -> None:
         """Keep the settings; `say` is told each result."""
         self.settings = settings
         self.say = say
+        self.available_bytes = available_bytes
         self.sessions: dict[Variant, Session] = {}
         self.samples: list[dict[str, Any]] = []
         self.facts: dict[str, dict[str, Any]] = {}
@@ -130,7 +143,7 @@ class Driver:
                 self.facts[variant.label] = {"weight_bytes": variant.module.weight_bytes(model, variant.name)}
                 if start:
                     self._start(variant)
-            except (PeerError, OSError, ValueError, subprocess.SubprocessError) as error:
+            except Exception as error:  # whatever a peer's tools raise: it is left out, the rest runs
                 self._fail(variant, "installing, converting or starting", _named(error, log))
 
     def _open(self, variant: Variant, what: str) -> Session:
@@ -140,6 +153,12 @@ class Driver:
         return Session(command, log, settings.environment(), settings.start_timeout_s)
 
     def _start(self, variant: Variant) -> None:
+        needed = self.facts[variant.label]["weight_bytes"] + _SPARE_BYTES
+        if self.available_bytes() < needed:
+            raise PeerError(
+                f"{self.available_bytes() / 1e9:.1f} GB of memory are left, its weights and what engines take besides "
+                f"are {needed / 1e9:.1f} GB; run fewer at once with --variants"
+            )
         session = self._open(variant, "session")
         self.sessions[variant] = session
         warm = session.run(self.settings.workload.warm_up(), self.settings.run_timeout_s)

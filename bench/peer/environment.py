@@ -15,11 +15,13 @@ from pathlib import Path
 # Where CPU builds of torch are, used beside the default index, so it may be out of reach.
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
+# Of one step of installing or converting; compiling llama.cpp on two busy cores takes half an hour.
+_STEP_TIMEOUT_S = 7200
 BENCH = Path(__file__).resolve().parent.parent
 
 
 def run_logged(command: Sequence[str | Path], log: Path, **env: str) -> None:
-    """Run `command`, its output appended to `log`; CalledProcessError where it fails."""
+    """Run `command`, its output appended to `log`; CalledProcessError or, after two hours, TimeoutExpired."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as out:
         print("$", *command, file=out, flush=True)

@@ -23,7 +23,7 @@ def module(name: str, *variants: str, broken: bool = False) -> ModuleType:
 
     def install(work: Path, log: Path) -> None:
         if broken:
-            raise OSError("no such package")
+            raise KeyError("no such package")
 
     made: Any = ModuleType(f"peer.{name}")
     made.NAME = name.capitalize()
@@ -107,6 +107,17 @@ def test_an_engine_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
     assert list(run.failures) == ["Bad ok"]
     assert "no such package" in run.failures["Bad ok"]
     assert run.facts == {"Good ok": {"weight_bytes": 1000}}
+
+
+def test_an_engine_that_would_not_fit_into_memory_is_not_started(tmp_path: Path) -> None:
+    with driver.Driver(settings(tmp_path), lambda text: None, lambda: 1_500_000_000) as run:
+        run.prepare(variants(module("one", "ok")))
+    assert "1.5 GB of memory are left" in run.failures["One ok"]
+    assert not run.sessions
+
+
+def test_this_machine_says_how_much_memory_is_left() -> None:
+    assert 0 < driver.available_memory() < 1 << 50
 
 
 def test_variants_are_chosen_by_module_or_name() -> None:
