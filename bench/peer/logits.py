@@ -59,11 +59,9 @@ def ort_genai(model: str, variant: str, threads: int) -> Logits:
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(f"{model}/model.onnx", options, ["CPUExecutionProvider"])
     names = {one.name for one in session.get_inputs()}
-    empty = {
-        one.name: np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32)
-        for one in session.get_inputs()
-        if one.name.startswith("past_key_values")
-    }
+    decoder = json.loads(Path(model, "genai_config.json").read_text())["model"]["decoder"]
+    none = np.zeros((1, decoder["num_key_value_heads"], 0, decoder["head_size"]), np.float32)
+    empty = {name: none for name in names if name.startswith("past_key_values")}
 
     def logits(window: list[int]) -> Any:
         ids = np.array([window], np.int64)
