@@ -56,16 +56,15 @@ def judge(goal: Goal, results: Results) -> dict[str, Any] | None:
     ours = results.values(f"plansmith {goal.ours}", goal.test, goal.metric)
     if not ours:
         return None
-    verdict: dict[str, Any] = {
-        "goal": goal.name,
-        "ours": f"plansmith {goal.ours}",
-        "value": statistics.median(ours.values()),
-    }
+    # The peak of memory only grows: that of the last round is the peak.
+    middle = max if goal.test == "memory" else statistics.median
+    value = middle(ours.values())
+    verdict: dict[str, Any] = {"goal": goal.name, "ours": f"plansmith {goal.ours}", "value": value}
     if goal.limit is not None:
         more = better(goal.metric) > 0
-        met = verdict["value"] >= goal.limit if more else verdict["value"] <= goal.limit
+        met = value >= goal.limit if more else value <= goal.limit
         return verdict | {
-            "got": verdict["value"],
+            "got": value,
             "wanted": goal.limit,
             "at_least": more,
             "unit": goal.unit,

@@ -89,7 +89,7 @@ def footprint_table(results: Results, equal_tokens: dict[str, int]) -> str:
                 engine,
                 facts.get("version", "-"),
                 f"{facts['weight_bytes'] / 1e6:.0f}",
-                _spread(results, engine, "memory", "peak_rss_mb"),
+                _peak_memory(results, engine),
                 f"{facts['load_s']:.2f}" if "load_s" in facts else "-",
                 _spread(results, engine, "start", "start_to_first_token_s"),
                 equal_tokens.get(engine, "-"),
@@ -98,6 +98,11 @@ def footprint_table(results: Results, equal_tokens: dict[str, int]) -> str:
     header = ["engine", "version", "weights, MB", "peak memory, MB", "first load, s"]
     header += ["fresh process to first token, s", "leading tokens as transformers fp32, of 128"]
     return "### What each engine takes\n\n" + table(header, rows)
+
+
+def _peak_memory(results: Results, engine: str) -> str:
+    values = results.values(engine, "memory", "peak_rss_mb").values()
+    return number(max(values)) if values else "-"
 
 
 def goals_table(verdicts: Sequence[dict[str, Any]]) -> str:

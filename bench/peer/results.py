@@ -41,7 +41,7 @@ class Results:
         return bits_of(engine.rpartition(" ")[2])
 
     def values(self, engine: str, test: str, metric: str) -> dict[int, float]:
-        """Return a number of an engine in each round; `memory` is a test with one number, the peak of a round."""
+        """Return a number of an engine in each round; `memory` is one too: the peak until then."""
         found: dict[int, float] = {}
         for sample in self.samples:
             if sample["engine"] != engine:

@@ -136,6 +136,16 @@ def test_a_limit(peak: float, met: bool) -> None:
     assert verdict is not None and verdict["met"] is met
 
 
+def test_memory_is_the_peak_of_the_last_round() -> None:
+    run = results({"plansmith int8": [1.0, 1.0, 1.0]})
+    for sample in run.samples:
+        if "peak_rss_bytes" in sample:
+            sample["peak_rss_bytes"] = 600e6 + 50e6 * sample["round"]
+    verdict = goals.judge(goal("peak memory"), run)
+    assert verdict is not None and verdict["got"] == 700.0
+    assert not verdict["met"]
+
+
 def test_goals_that_a_run_cannot_judge_are_not_judged() -> None:
     names = {v["goal"] for v in goals.judge_all(goals.GOALS, results({"plansmith int8": [1.0]}))}
     assert "one request, 8 bits: tokens/s" not in names  # no peer
