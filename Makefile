@@ -4,6 +4,7 @@
 #   PYTHON       the interpreter the environment is made from (3.10 to 3.13)
 #   VENV         where the environment lies
 #   TRITON_VENV  where that of tritonserver lies
+#   CROSS_VENV   where that lies which compiles for other processors and emulates them
 #   TORCH        the torch that tests compare with; a CPU build serves
 #   TORCH_INDEX  where CPU builds of torch are; used beside the default index, so it may be out of reach
 #   JOBS         parallel C++ compile jobs
@@ -14,6 +15,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 TRITON_VENV ?= $(VENV)-triton
+CROSS_VENV ?= $(VENV)-cross
+CROSS ?= ziglang==0.17.1 unicorn==2.1.4
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JOBS ?= $(shell nproc)
@@ -29,7 +32,7 @@ TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 SOURCES := $(shell find builder runtime plugins calibration serving triton_repo cli -type f -not -path '*/__pycache__/*')
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
-.PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan lint format typecheck \
+.PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan test-cross lint format typecheck \
 	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-smoke bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
 
 help:  ## list the targets
@@ -81,6 +84,12 @@ $(VENV)/.dev-deps: $(VENV)/.made pyproject.toml
 	$(PIP) install `$(PY) tools/requirements.py dev`
 	@touch $@
 
+# A compiler for aarch64 and macOS with their C and C++ libraries, and QEMU's processors as a library: 500 MB.
+$(CROSS_VENV)/.deps: $(VENV)/.made Makefile
+	$(PYTHON) -m venv $(CROSS_VENV)
+	$(CROSS_VENV)/bin/python -m pip --disable-pip-version-check -q install $(CROSS)
+	@touch $@
+
 triton-env: $(TRITON_VENV)/.installed  ## make the environment of a real tritonserver
 
 build: $(VENV)/.installed  ## make the environment and install plansmith into it
@@ -127,6 +136,9 @@ test-tsan: $(VENV)/.made  ## the C++ tests under ThreadSanitizer
 		-DPLANSMITH_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan
 	TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir build/tsan --output-on-failure
+
+test-cross: $(CROSS_VENV)/.deps  ## the kernels' tests for aarch64, run in an emulated processor; and kernels compiled for macOS
+	PLANSMITH_CROSS_VENV=$(abspath $(CROSS_VENV)) PYTHON_BIN=$(abspath $(BIN)) bash tools/test_cross.sh
 
 # ---------------------------------------------------------------- style
 

@@ -93,7 +93,8 @@ SchedulerPolicy = Annotated[
 Isa = Annotated[
     str | None,
     typer.Option(
-        "--isa", help="Kernels of the cpu target: portable, avx2 or avx512vnni; default: the best here."
+        "--isa",
+        help="Kernels of the cpu target: portable, avx2, avx512vnni, amx or neon; default: the best here.",
     ),
 ]
 HostCacheBytes = Annotated[

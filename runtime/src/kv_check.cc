@@ -28,7 +28,8 @@ template <typename Heap, typename Before>
 void CheckOrder(const Heap& heap, int32_t PrefixNode::* slot, Before before) {
   for (size_t i = 0; i < heap.size(); ++i) {
     Check(heap.items()[i]->*slot == static_cast<int32_t>(i), "a node is not at its place %zu", i);
-    Check(i == 0 || !before(heap.items()[i], heap.items()[(i - 1) / 2]), "a heap is out of order");
+    Check(i == 0 || !before(heap.items()[i], heap.items()[(i - 1) / 2]),
+          "a heap is out of order at %zu", i);
   }
 }
 

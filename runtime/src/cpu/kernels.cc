@@ -5,8 +5,14 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 #include <string.h>
+#if defined(PLANSMITH_HAS_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <string>
 
@@ -28,6 +34,36 @@ bool HasF16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
+#if defined(PLANSMITH_HAS_AMX)
+// Tiles and their products of int8. Linux has a process ask once for the state that they take, and
+// refuses where a thread's alternate signal stack could not hold it.
+bool HasAmx() {
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kOsxsave = 1u << 27;
+  unsigned a, b, c, d;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kOsxsave) == 0) return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || (d & kInt8) == 0) {
+    return false;
+  }
+  unsigned enabled, high;
+  asm("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
+  constexpr unsigned kTileState = 3u << 17;  // of the shapes and of the data
+  if ((enabled & kTileState) != kTileState) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+#elif defined(__aarch64__)
+// sdot, which came with ARMv8.2 and became mandatory with ARMv8.4.
+bool HasDotProducts() {
+#if defined(__APPLE__)
+  return true;  // every Mac's processor
+#elif defined(__linux__)
+  constexpr unsigned long kAsimdDp = 1ul << 20;  // HWCAP_ASIMDDP, which old headers lack
+  return (getauxval(AT_HWCAP) & kAsimdDp) != 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 // Best first.
@@ -40,7 +76,14 @@ const Isa* Isas(size_t* count) {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vnni");
   static const Isa isas[] = {
-      {&kAvx512VnniKernels, vnni}, {&kAvx2Kernels, avx2}, {&kPortableKernels, true}};
+#if defined(PLANSMITH_HAS_AMX)
+      {&AmxKernels(), vnni && HasAmx()},
+#endif
+      {&kAvx512VnniKernels, vnni},
+      {&kAvx2Kernels, avx2},
+      {&kPortableKernels, true}};
+#elif defined(__aarch64__)
+  static const Isa isas[] = {{&kNeonKernels, HasDotProducts()}, {&kPortableKernels, true}};
 #else
   static const Isa isas[] = {{&kPortableKernels, true}};
 #endif

@@ -133,6 +133,9 @@ extern const KernelTable kPortableKernels;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512VnniKernels;
+const KernelTable& AmxKernels();  // where PLANSMITH_HAS_AMX: the compiler knows it
+#elif defined(__aarch64__)
+extern const KernelTable kNeonKernels;
 #endif
 
 // The table of an instruction set by name, or the best one for NULL. Throws
