@@ -81,11 +81,17 @@ class Executor {
     size_t lora, tail;
     size_t num_fused;     // phases of the tail that run by columns, the first ones
     uint32_t fused_cols;  // whole multiples of which an item has to hold for that
+    bool writes_kv;       // by columns
     bool in_pairs;        // an item holds the same columns of both halves of the product
   };
-  // How a matrix product is cut.
+  // How a matrix product is cut: blocks of rows, and for each of them tile_items runs of units of
+  // tiles, as equal as can be.
   struct LinearCut {
-    uint32_t rows_each, row_items, tiles_each, tile_items;
+    uint32_t rows_each, row_items, unit_tiles, num_units, tile_items;
+    uint32_t FirstTile(uint32_t tile_item) const {
+      return static_cast<uint32_t>(static_cast<uint64_t>(num_units) * tile_item / tile_items) *
+             unit_tiles;
+    }
   };
   // What a stage is in one step.
   struct StageRun {
@@ -120,13 +126,14 @@ class Executor {
 
   void PlanStep();
   void PlanTail(const Stage& stage, StageRun* run);
+  bool SharesColumns(const Stage& stage) const;
   void RunStep(int thread_idx);
   uint32_t RunItems(size_t stage_idx, int thread_idx, StepMarks* marks);
-  void AwaitStage(size_t stage_idx, uint32_t num_items, int thread_idx);
-  void PrefetchAfter(size_t stage_idx, int thread_idx) const;
+  void AwaitStage(size_t stage_idx, uint32_t count);
   uint32_t NumRows(const Phase& phase) const;
   uint32_t RowsOfItem(const Phase& phase) const;
-  LinearCut CutLinear(const Stage& stage) const;
+  uint32_t NumTiles(const Stage& stage, bool with_columns) const;
+  LinearCut CutLinear(const Stage& stage, bool with_columns) const;
   uint32_t NumItems(const Stage& stage) const;
   void RunItem(size_t stage_idx, uint32_t item, int thread_idx, StepMarks* marks);
   void RunColumns(const Stage& stage, uint32_t row_begin, uint32_t row_end, uint32_t col_begin,

@@ -144,7 +144,10 @@ void Executor::FuseTail(Stage* stage) {
     }
   };
   const Stage& tail = stages_[stage->tail];
-  for (size_t i = tail.first; i <= tail.last && fits(&phases_[i]); ++i) ++stage->num_fused;
+  for (size_t i = tail.first; i <= tail.last && fits(&phases_[i]); ++i) {
+    ++stage->num_fused;
+    stage->writes_kv |= phases_[i].code == kPhaseWriteKv;
+  }
   stage->fused_cols = c.unit;
 }
 

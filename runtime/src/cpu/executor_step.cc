@@ -15,10 +15,10 @@ constexpr uint32_t kMaxRowsPerItem = 128;
 // Rows with which one thread ends a stage alone: their norm takes it about as long as another
 // stage's begin.
 constexpr uint32_t kMaxTailRows = 1;
-constexpr uint32_t kItemsPerThread = 8;
-constexpr size_t kLineBytes = 64;
-// Of the weights that a thread reads next, while it waits: what comes from memory in that time.
-constexpr size_t kPrefetchBytes = 64 << 10;
+// Tiles of a product that nothing follows: what a block of AVX-512 takes.
+constexpr uint32_t kUnitTiles = 3;
+// Of weights: 10 to 20 us at the speed of memory.
+constexpr size_t kMaxBytesPerItem = 512 << 10;
 
 }  // namespace
 
@@ -51,7 +51,7 @@ void Executor::PlanStep() {
     if (run.first > stage.last || NumRows(phase) == 0) {
       run.num_items = 0;
     } else if (phase.code == kOpLinear) {
-      run.cut = CutLinear(stage);
+      run.cut = CutLinear(stage, run.with_columns);
       run.num_items = run.cut.row_items * run.cut.tile_items;
     } else {
       run.num_items = NumItems(stage);
@@ -63,8 +63,11 @@ void Executor::PlanStep() {
 void Executor::PlanTail(const Stage& stage, StageRun* run) {
   if (stage.lora != 0 && lora_.NumItems(phases_[stages_[stage.lora].first].lora_site) > 0) return;
   const Phase& phase = phases_[stage.first];
+  if (NumRows(phase) == 0) return;
   run->with_columns = stage.num_fused > 0;
-  if (phase.code == kOpPagedAttention) {
+  if (phase.code == kOpLinear) {
+    run->with_columns &= SharesColumns(stage);
+  } else {
     const uint32_t dim = static_cast<uint32_t>(plan_->header().head_dim);
     run->with_columns &= attention_[phase.attention].HoldsWhole(stage.fused_cols, dim);
   }
@@ -72,6 +75,17 @@ void Executor::PlanTail(const Stage& stage, StageRun* run) {
   if (run->with_columns) tail.first += stage.num_fused;
   run->with_rows = tail.first <= stages_[stage.tail].last && NumRows(phase) <= kMaxTailRows;
   if (run->with_rows) tail.first = stages_[stage.tail].last + 1;
+}
+
+// Whether a product's units are enough for all threads: whole heads of a small model are few. Those
+// of K and V are more work than those of q, unless a thread has rows of its own.
+bool Executor::SharesColumns(const Stage& stage) const {
+  const LinearCut cut = CutLinear(stage, true);
+  const uint32_t threads = static_cast<uint32_t>(pool_->num_threads());
+  const bool is_uneven = stage.writes_kv && threads > 1 &&
+                         NumRows(phases_[stage.first]) > kMaxTailRows &&
+                         cut.row_items < 2 * threads;
+  return cut.num_units * cut.row_items >= 2 * threads && !is_uneven;
 }
 
 void Executor::RunStep(int thread_idx) {
@@ -92,7 +106,7 @@ void Executor::RunStep(int thread_idx) {
     if (done == count) {
       stage_done_.Signal();
     } else {
-      AwaitStage(i, count, thread_idx);
+      AwaitStage(i, count);
       marks.Waited(stages_[i].last);
     }
   }
@@ -122,30 +136,9 @@ void Executor::RunTail(size_t stage_idx, StepMarks* marks) {
   }
 }
 
-void Executor::AwaitStage(size_t stage_idx, uint32_t count, int thread_idx) {
+void Executor::AwaitStage(size_t stage_idx, uint32_t count) {
   const uint32_t stage = step_base_ + static_cast<uint32_t>(stage_idx);
-  const auto is_done = [&] { return share_->IsDone(stage, count); };
-  if (is_done()) return;
-  PrefetchAfter(stage_idx, thread_idx);
-  stage_done_.Await(is_done);
-}
-
-// Weights do not depend on what is being waited for: the first ones of the thread's part of the
-// next product come into L2 meanwhile.
-void Executor::PrefetchAfter(size_t stage_idx, int thread_idx) const {
-  size_t next = stage_idx + 1;
-  while (next < stages_.size() &&
-         (runs_[next].num_items == 0 || phases_[stages_[next].first].code != kOpLinear)) {
-    ++next;
-  }
-  if (next == stages_.size()) return;
-  const Phase& phase = phases_[stages_[next].first];
-  const StageRun& run = runs_[next];
-  const uint32_t item = share_->FirstOf(static_cast<uint32_t>(thread_idx), run.num_items);
-  const uint32_t tile = item / run.cut.row_items * run.cut.tiles_each;
-  const char* data = static_cast<const char*>(phase.linear.w.data) + tile * phase.tile_bytes;
-  const size_t bytes = std::min(kPrefetchBytes, run.cut.tiles_each * phase.tile_bytes);
-  for (size_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(data + at, 0, 2);
+  stage_done_.Await([&] { return share_->IsDone(stage, count); });
 }
 
 uint32_t Executor::NumRows(const Phase& phase) const {
@@ -159,25 +152,30 @@ uint32_t Executor::RowsOfItem(const Phase& phase) const {
   return std::min(16u, (NumRows(phase) + items - 1) / items);
 }
 
-Executor::LinearCut Executor::CutLinear(const Stage& stage) const {
+// Of one half, where an item holds tiles of both.
+uint32_t Executor::NumTiles(const Stage& stage, bool with_columns) const {
+  const uint32_t tiles = (phases_[stage.first].linear.w.rows + kTile - 1) / kTile;
+  return with_columns && stage.in_pairs ? tiles / 2 : tiles;
+}
+
+// Few items: what a kernel does in blocks of tiles is cut as little as can be, and one row's
+// weights are read as long streams. Those of the logits are many all the same, so that all threads
+// end together.
+Executor::LinearCut Executor::CutLinear(const Stage& stage, bool with_columns) const {
   const Phase& phase = phases_[stage.first];
-  const uint32_t num_rows = NumRows(phase);
-  const bool fused = runs_[static_cast<size_t>(&stage - stages_.data())].with_columns;
-  uint32_t tiles = (phase.linear.w.rows + kTile - 1) / kTile;
-  if (fused && stage.in_pairs) tiles /= 2;
+  const uint32_t num_rows = NumRows(phase), tiles = NumTiles(stage, with_columns);
+  const uint32_t threads = static_cast<uint32_t>(pool_->num_threads());
   LinearCut cut;
   cut.row_items = (num_rows + kMaxRowsPerItem - 1) / kMaxRowsPerItem;
   cut.rows_each = (num_rows + cut.row_items - 1) / cut.row_items;
   cut.row_items = (num_rows + cut.rows_each - 1) / cut.rows_each;
-  // Some items a thread, of a multiple of 3 tiles where it can be: what a block of AVX-512 takes.
-  const uint32_t items = kItemsPerThread * static_cast<uint32_t>(pool_->num_threads());
-  const uint32_t unit = fused ? stage.fused_cols / kTile : 1;
-  const uint32_t block = unit % 3 == 0 ? unit : 3 * unit;
-  const uint32_t wanted = tiles * cut.row_items / items;
-  cut.tiles_each = wanted >= block || unit == 1 ? std::max(block, wanted / block * block)
-                                                : std::max(unit, wanted / unit * unit);
-  cut.tiles_each = std::min(tiles, cut.tiles_each);
-  cut.tile_items = (tiles + cut.tiles_each - 1) / cut.tiles_each;
+  cut.unit_tiles = with_columns ? stage.fused_cols / kTile : kUnitTiles;
+  cut.num_units = (tiles + cut.unit_tiles - 1) / cut.unit_tiles;
+  const size_t bytes = tiles * phase.tile_bytes;
+  const size_t each = num_rows == 1 ? 1 : cut.row_items == 1 ? 2 : 4;
+  const uint32_t items =
+      threads * static_cast<uint32_t>(std::max(each, bytes / (threads * kMaxBytesPerItem)));
+  cut.tile_items = std::min(cut.num_units, (items + cut.row_items - 1) / cut.row_items);
   return cut;
 }
 
@@ -227,21 +225,20 @@ void Executor::RunColumns(const Stage& stage, uint32_t row_begin, uint32_t row_e
   }
 }
 
-// Items with the same weights follow each other, so that these stay in L2.
+// Items with the same rows follow each other, so that these stay in L2.
 void Executor::RunLinear(const Stage& stage, const StageRun& run, uint32_t item, StepMarks* marks) {
   const Phase& phase = phases_[stage.first];
   const LinearArgs& a = phase.linear;
   const LinearCut& cut = run.cut;
-  const uint32_t row = item % cut.row_items * cut.rows_each;
+  const uint32_t row = item / cut.tile_items * cut.rows_each;
   const uint32_t row_end = std::min(NumRows(phase), row + cut.rows_each);
-  const bool in_pairs = run.with_columns && stage.in_pairs;
-  const uint32_t all_tiles = (a.w.rows + kTile - 1) / kTile;
-  const uint32_t tiles = in_pairs ? all_tiles / 2 : all_tiles;
-  const uint32_t tile = item / cut.row_items * cut.tiles_each;
-  const uint32_t tile_end = std::min(tiles, tile + cut.tiles_each);
+  const uint32_t tiles = NumTiles(stage, run.with_columns);
+  const uint32_t tile = cut.FirstTile(item % cut.tile_items);
+  const uint32_t tile_end = std::min(tiles, cut.FirstTile(item % cut.tile_items + 1));
   const LinearKernel kernel =
       (a.q != nullptr ? kernels_.linear_int8 : kernels_.linear_float)[a.w.dtype];
   kernel(a, row, row_end, tile, tile_end);
+  const bool in_pairs = run.with_columns && stage.in_pairs;
   if (in_pairs) kernel(a, row, row_end, tiles + tile, tiles + tile_end);
   marks->Ran(stage.first);
   if (!run.with_columns) return;

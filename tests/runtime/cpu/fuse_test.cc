@@ -96,6 +96,27 @@ size_t CheckProgram(const TinyShape& shape, const char* isa, Random* random) {
   return fused->num_fused();
 }
 
+// Several blocks of rows: threads fuse what is uneven work among the heads.
+void CheckManyRows(const char* isa) {
+  TinyShape s;
+  s.dtype = kI8;
+  s.by_group = true;
+  s.group_size = 8;
+  s.inner = 64;
+  s.max_tokens = s.max_len = 600;
+  const TempFile file;
+  file.Write(TinyModel(s).plan.Bytes());
+  const auto apart = Make(file.path(), isa, 1, false), fused = Make(file.path(), isa, 2, true);
+  Steps steps(apart->Describe(), 1);
+  apart->Open(steps.num_blocks());
+  fused->Open(steps.num_blocks());
+  for (int32_t rows : {560, 1, 39}) {
+    const psm_batch& batch = steps.Next({rows}, 5, true);
+    const float* want = apart->Step(batch);
+    CHECK(memcmp(want, fused->Step(batch), s.vocab * sizeof(float)) == 0);
+  }
+}
+
 // The shape of the models that speed is wanted for: everything that can be joined is.
 void CheckAllFused() {
   TinyShape s;
@@ -123,6 +144,7 @@ int main(int argc, char** argv) {
   const int count = argc > 1 ? atoi(argv[1]) : 60;
   Random random(argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
   for (const KernelTable* kernels : UsableTables()) {
+    CheckManyRows(kernels->name);
     size_t num_fused = 0;
     for (int i = 0; i < count; ++i) {
       num_fused += CheckProgram(RandomShape(&random), kernels->name, &random);
