@@ -72,6 +72,11 @@ void Linear(const LinearArgs& args, uint32_t row_begin, uint32_t row_end, uint32
 
 constexpr uint32_t kTileVectors = kTile / kLanes;
 
+// Of the int8 or E4M3 codes of a row's group.
+inline float RowScale(const LinearArgs& a, size_t row, uint32_t group) {
+  return a.q_scales[row * a.q_groups + (a.q_groups == 1 ? 0 : group)];
+}
+
 // out = sum (+ bias) (+ out) of a tile, the sums of which are kTileVectors vectors.
 inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, const V* sum) {
   for (uint32_t h = 0; h < kTileVectors; ++h) {
@@ -125,7 +130,44 @@ class ReadAhead {
   size_t tile_bytes_;
 };
 
-// MR float rows times NT tiles of weights that are decoded in registers. `Weights` is how:
+// What a FloatBlock takes as x: floats as they are, or int8 and E4M3 codes by a table of their
+// values, under the scales of their rows.
+struct FloatInput {
+  static constexpr bool kHasScales = false;
+  using Value = float;
+  explicit FloatInput(const LinearArgs& a) : data(a.x), stride(a.x_stride) {}
+  float operator()(float x) const { return x; }
+  const float* data;
+  size_t stride;
+};
+// constexpr: code that runs when the library is loaded would be of this file's instruction set.
+struct CodeValues {
+  constexpr CodeValues() : of() {
+    for (int code = 0; code < 256; ++code) {
+      const int exponent = code >> 3 & 15, fraction = code & 7;
+      float f8 = static_cast<float>(exponent == 0 ? fraction : 8 + fraction) / 512;
+      for (int e = 1; e < exponent; ++e) f8 *= 2;
+      of[kRoundInt8][code] = static_cast<float>(code < 128 ? code : code - 256);
+      of[kRoundF8][code] = code < 128 ? f8 : -f8;
+    }
+  }
+  float of[2][256];
+};
+constexpr CodeValues kCodeValues;
+struct CodeInput {
+  static constexpr bool kHasScales = true;
+  using Value = uint8_t;
+  explicit CodeInput(const LinearArgs& a)
+      : data(reinterpret_cast<const uint8_t*>(a.q)),
+        stride(a.q_stride),
+        values(kCodeValues.of[a.q_format]) {}
+  float operator()(uint8_t code) const { return values[code]; }
+  const uint8_t* data;
+  size_t stride;
+  const float* values;
+};
+
+// MR rows times NT tiles of weights that are decoded in registers. `Weights` is how:
 //
 //   kStep, kLineBytes    k that lie together, and their bytes in a tile
 //   Line, Load           what a line is in registers
@@ -136,13 +178,16 @@ class ReadAhead {
 //
 // The sum of a group's x * code comes first, then the scale: one product with it for a group, and
 // the same arithmetic whatever MR and NT.
-template <typename Weights, uint32_t kRows, uint32_t kTiles, uint32_t kOneRow>
+template <typename Weights, uint32_t kRows, uint32_t kTiles, uint32_t kOneRow,
+          typename Input = FloatInput>
 struct FloatBlock {
+  using X = typename Input::Value;
   static constexpr uint32_t kMaxRows = kRows, kMaxTiles = kTiles, kOneRowTiles = kOneRow;
 
   template <uint32_t MR, uint32_t NT>
-  [[gnu::always_inline]] static void AddLine(const uint8_t* w, size_t tile_bytes, const float* x,
-                                             size_t x_stride, const V (*zero)[kTileVectors],
+  [[gnu::always_inline]] static void AddLine(const uint8_t* w, size_t tile_bytes, Input input,
+                                             const X* x, size_t x_stride,
+                                             const V (*zero)[kTileVectors],
                                              V (*part)[NT][kTileVectors]) {
     typename Weights::Line line[NT];
     for (uint32_t t = 0; t < NT; ++t) line[t] = Weights::Load(w + t * tile_bytes);
@@ -155,7 +200,7 @@ struct FloatBlock {
         }
       }
       for (uint32_t r = 0; r < MR; ++r) {
-        const V xk = VSet1(x[r * x_stride + Weights::Column(i)]);
+        const V xk = VSet1(input(x[r * x_stride + Weights::Column(i)]));
         for (uint32_t t = 0; t < NT; ++t) {
           for (uint32_t h = 0; h < kTileVectors; ++h) {
             part[r][t][h] = VFma(xk, wk[t][h], part[r][t][h]);
@@ -171,7 +216,8 @@ struct FloatBlock {
     const size_t tile_bytes = static_cast<size_t>(a.w.padded_cols) / kStep * Weights::kLineBytes;
     const uint8_t* w = static_cast<const uint8_t*>(a.w.data) + tile * tile_bytes;
     ReadAhead<Weights::kLineBytes, kStep, MR, NT> ahead(w, tile_bytes);
-    const float* x = a.x + row * a.x_stride;
+    const Input input(a);
+    const X* x = input.data + row * input.stride;
     const uint32_t num_groups = Weights::kHasScales ? a.w.num_groups : 1;
     const uint32_t cols = num_groups == 1 ? a.w.cols : a.w.group_cols;
     V sum[MR][NT][kTileVectors];
@@ -184,21 +230,22 @@ struct FloatBlock {
       }
       for (uint32_t s = 0; s < cols / kStep; ++s, w += Weights::kLineBytes, x += kStep) {
         ahead.NextLine();
-        AddLine<MR, NT>(w, tile_bytes, x, a.x_stride, zero, part);
+        AddLine<MR, NT>(w, tile_bytes, input, x, input.stride, zero, part);
       }
       if (kStep > 1 && cols % kStep != 0) {  // of one group alone: it is the end of the row
-        float last[MR][kStep] = {};
+        X last[MR][kStep] = {};
         for (uint32_t r = 0; r < MR; ++r) {
-          for (uint32_t k = 0; k < cols % kStep; ++k) last[r][k] = x[r * a.x_stride + k];
+          for (uint32_t k = 0; k < cols % kStep; ++k) last[r][k] = x[r * input.stride + k];
         }
-        AddLine<MR, NT>(w, tile_bytes, last[0], kStep, zero, part);
+        AddLine<MR, NT>(w, tile_bytes, input, last[0], kStep, zero, part);
       }
       for (uint32_t t = 0; t < NT; ++t) {
         V scale[kTileVectors];
         if constexpr (Weights::kHasScales) Weights::Scale(a.w, tile + t, g, scale);
         for (uint32_t r = 0; r < MR; ++r) {
           for (uint32_t h = 0; h < kTileVectors; ++h) {
-            const V p = part[r][t][h];
+            V p = part[r][t][h];
+            if constexpr (Input::kHasScales) p = VMul(p, VSet1(RowScale(a, row + r, g)));
             if constexpr (!Weights::kHasScales) {
               sum[r][t][h] = p;
             } else {

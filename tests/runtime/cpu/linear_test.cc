@@ -15,6 +15,7 @@ struct Case {
   uint32_t dtype, n, k, group_size;
   LinearInput input = kInputFloat;
   bool with_zeros = false;
+  bool f8_codes = false;  // of E4M3 instead of int8
 };
 
 constexpr float kStaticScale = 0.02f;  // saturates inputs beyond +-2.5
@@ -22,6 +23,7 @@ constexpr float kStaticScale = 0.02f;  // saturates inputs beyond +-2.5
 // The input of one product, quantized where the case wants it.
 struct Input {
   LinearInput kind;
+  bool f8_codes;
   uint32_t q_groups;
   std::vector<float> x;
   std::vector<int8_t> q;
@@ -29,10 +31,12 @@ struct Input {
   std::vector<int32_t> sums;
 };
 
-Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows, LinearInput kind,
+Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows, const Case& c,
                 std::vector<float> x, size_t q_stride) {
+  const LinearInput kind = c.input;
   Input in;
   in.kind = kind;
+  in.f8_codes = c.f8_codes;
   in.q_groups = kind == kInputInt8Group ? w.num_groups : 1;
   in.x = std::move(x);
   if (kind == kInputFloat) return in;
@@ -46,7 +50,12 @@ Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows
     float* scales = in.scales.data() + r * q_groups;
     int32_t* sums = in.sums.data() + r * w.num_groups;
     const uint32_t padded = static_cast<uint32_t>(q_stride);
-    if (kind == kInputInt8Static) {
+    if (c.f8_codes) {  // a scale for the row; nothing is sure of what lies behind its columns
+      float largest = 0;
+      for (uint32_t k = 0; k < w.cols; ++k) largest = std::fmax(largest, std::fabs(row[k]));
+      scales[0] = largest / 448;
+      for (uint32_t k = 0; k < w.cols; ++k) q[k] = static_cast<int8_t>(ToF8(row[k] / scales[0]));
+    } else if (kind == kInputInt8Static) {
       kernels.quantize_row_static(row, w.cols, padded, kStaticScale, w.num_groups, q, scales, sums);
     } else {
       kernels.quantize_row(row, w.cols, padded, q_groups, w.num_groups, q, scales, sums);
@@ -61,7 +70,8 @@ float ScaleOf(const Input& in, const PackedMatrix& w, uint32_t r, uint32_t k) {
 
 double InputValue(const Input& in, const PackedMatrix& w, size_t q_stride, uint32_t r, uint32_t k) {
   if (in.kind == kInputFloat) return in.x[r * w.cols + k];
-  return static_cast<double>(in.q[r * q_stride + k]) * ScaleOf(in, w, r, k);
+  const int8_t q = in.q[r * q_stride + k];
+  return (in.f8_codes ? F8Value(static_cast<uint8_t>(q)) : q) * ScaleOf(in, w, r, k);
 }
 
 // Each q is the number that x / scale, a float, rounds to, the even one of two.
@@ -96,9 +106,9 @@ void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, ui
              bool bias, bool accumulate, Random* random) {
   const PackedMatrix w = packed.Matrix();
   const size_t q_stride = (w.padded_cols + 63) / 64 * 64;
-  const Input in = MakeInput(kernels, w, rows, c.input,
+  const Input in = MakeInput(kernels, w, rows, c,
                              random->Floats(static_cast<size_t>(rows) * c.k, 3.0f), q_stride);
-  if (c.input != kInputFloat) CheckQuantization(in, w, rows, q_stride);
+  if (c.input != kInputFloat && !c.f8_codes) CheckQuantization(in, w, rows, q_stride);
   const std::vector<float> biases = random->Floats(c.n);
   const size_t out_stride = c.n + 5;
   const std::vector<float> before = random->Floats(rows * out_stride);
@@ -119,6 +129,7 @@ void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, ui
   args.q_sums = in.sums.data();
   args.q_groups = in.q_groups;
   args.q_full_range = c.input == kInputInt8Static;
+  args.q_format = c.f8_codes ? kRoundF8 : kRoundInt8;
   args.bias = bias ? biases.data() : nullptr;
   args.out = out.data();
   args.out_stride = out_stride;
@@ -129,8 +140,9 @@ void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, ui
   kernel(args, 0, rows, 0, tiles);
 
   // Sums of products in float32, K (or the groups, after exact integer sums) of them one after
-  // another.
-  const double steps = (c.input == kInputFloat ? c.k + w.num_groups : 3.0 * w.num_groups) + 4;
+  // another. The products of FP8 weights by codes are exact, of which two are added in two steps.
+  const bool exact_sums = c.input != kInputFloat && c.dtype != kF8;
+  const double steps = (exact_sums ? 0 : c.k) + 3.0 * w.num_groups + 4;
   for (uint32_t r = 0; r < rows; ++r) {
     for (uint32_t n = 0; n < c.n; ++n) {
       double sum = 0, size = 0;
@@ -173,7 +185,9 @@ float ProductOfExtremes(const KernelTable& kernels, uint32_t dtype, LinearInput 
   packed.data.assign(packed.data.size(), byte);
   packed.scales.assign(packed.scales.size(), 1.0f);
   const PackedMatrix w = packed.Matrix();
-  const Input in = MakeInput(kernels, w, 1, kind, std::vector<float>(k, x), k);
+  Case c = {dtype, 16, k, 0};
+  c.input = kind;
+  const Input in = MakeInput(kernels, w, 1, c, std::vector<float>(k, x), k);
   std::vector<float> out(16);
   LinearArgs args = {};
   args.w = w;
@@ -277,6 +291,48 @@ void CheckEveryCode(const KernelTable& kernels) {
   }
 }
 
+// FP8 weights by int8 and by E4M3 codes: each code by each other, alone in its sum, is exact; a
+// scale that is NaN makes all of its row NaN, and of no other.
+void CheckF8Codes(const KernelTable& kernels) {
+  constexpr uint32_t kCodes = 256;
+  Packed packed = PackMatrix(std::vector<float>(16 * kCodes, 1.0f), 16, kCodes, kF8);
+  packed.scales.assign(packed.scales.size(), 1.0f);
+  for (uint32_t n = 0; n < 16; ++n) {
+    for (uint32_t k = 0; k < kCodes; ++k) PutCode(&packed, n, k, (k + n) % kCodes);
+  }
+  std::vector<int8_t> q(2 * kCodes, 0);
+  std::vector<float> out(2 * 16), scales = {1.0f, 1.0f};
+  LinearArgs args = {};
+  args.w = packed.Matrix();
+  args.q = q.data();
+  args.q_stride = kCodes;
+  args.q_scales = scales.data();
+  args.q_groups = 1;
+  args.out = out.data();
+  args.out_stride = 16;
+  for (uint32_t format : {kRoundInt8, kRoundF8}) {
+    args.q_format = format;
+    for (uint32_t code = 0; code < kCodes; ++code) {
+      const double x =
+          format == kRoundInt8 ? static_cast<int8_t>(code) : F8Value(static_cast<uint8_t>(code));
+      if (x != x) continue;  // a row with a NaN has a scale that is one
+      for (uint32_t k = 0; k < kCodes; ++k) {
+        q[k] = static_cast<int8_t>(code);
+        kernels.linear_int8[kF8](args, 0, 1, 0, 1);
+        q[k] = 0;
+        for (uint32_t n = 0; n < 16; ++n) {
+          const double w = F8Value(static_cast<uint8_t>(k + n));
+          CHECK(w != w || out[n] == x * w);  // no weight is NaN
+        }
+      }
+    }
+    scales[1] = NAN;
+    kernels.linear_int8[kF8](args, 0, 2, 0, 1);
+    for (uint32_t n = 0; n < 16; ++n) CHECK(out[n] == 0 && std::isnan(out[16 + n]));
+    scales[1] = 1;
+  }
+}
+
 void CheckZerosAndNan(const KernelTable& kernels) {
   std::vector<float> x(40, 0.0f);
   std::vector<int8_t> q(64);
@@ -361,6 +417,17 @@ int main() {
       {kI4, 16, 8, 8, kInputInt8Row},
       {kI4, 50, 37, 0, kInputInt8Static},
       {kI4, 70, 256, 64, kInputInt8Static},
+      {kF8, 50, 37, 0, kInputInt8Row},
+      {kF8, 113, 64, 0, kInputInt8Row},
+      {kF8, 7, 1, 0, kInputInt8Row},
+      {kF8, 48, 575, 0, kInputInt8Static},
+      {kF8, 40, 39, 13, kInputInt8Row},
+      {kF8, 40, 96, 12, kInputInt8Group},
+      {kF8, 50, 37, 0, kInputInt8Row, false, true},
+      {kF8, 113, 258, 0, kInputInt8Row, false, true},
+      {kF8, 48, 576, 0, kInputInt8Row, false, true},
+      {kF8, 21, 600, 300, kInputInt8Row, false, true},
+      {kF8, 18, 5, 1, kInputInt8Row, false, true},
   };
   for (const KernelTable* kernels : UsableTables()) {
     Random random(7);
@@ -373,6 +440,7 @@ int main() {
     }
     CheckExtremes(*kernels);
     CheckEveryCode(*kernels);
+    CheckF8Codes(*kernels);
     CheckZerosAndNan(*kernels);
     printf("%s: ok\n", kernels->name);
   }
