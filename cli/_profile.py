@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..runtime.profile import CpuPeaks, OpProfile
+from ..runtime.profile import ARITHMETICS, CpuPeaks, OpProfile
 from ..runtime.stats import EngineStats
 
 _LAYER = re.compile(r"\b(layers?|blocks?|h)\.\d+\.")
 # An op that counts nothing, such as adapters where no request has one, is shown from this share of a step on.
 _LEAST_SHARE = 1e-3
+UNITS = {"f32": "GFLOP/s", "int8": "GOP/s", "bf16": "GFLOP/s"}
 _STEP_TEXTS = {
     "decode": "Decode steps: one new token a sequence",
     "context": "Context steps: prompts, or drafts to verify",
@@ -131,10 +132,10 @@ class EngineProfile:
     def lines(self) -> Iterator[str]:
         """Yield it as text, a table for each kind of step."""
         peaks = self.peaks
-        bf16 = f", bf16 {peaks.bf16_ops_per_s / 1e9:.0f} GFLOP/s" if peaks.bf16_ops_per_s else ""
+        known = [name for name in ARITHMETICS if peaks.ops_per_s(name)]
+        rates = "".join(f", {name} {peaks.ops_per_s(name) / 1e9:.0f} {UNITS[name]}" for name in known)
         yield (
-            f"This machine at most ({peaks.num_threads} threads): read {peaks.read_bytes_per_s / 1e9:.1f} GB/s, "
-            f"f32 {peaks.f32_ops_per_s / 1e9:.0f} GFLOP/s, int8 {peaks.int8_ops_per_s / 1e9:.0f} GOP/s{bf16}"
+            f"This machine at most ({peaks.num_threads} threads): read {peaks.read_bytes_per_s / 1e9:.1f} GB/s{rates}"
         )
         for step in self.steps:
             yield ""

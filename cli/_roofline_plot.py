@@ -8,10 +8,9 @@ from typing import Any
 
 from ..runtime.errors import UnsupportedError
 from ..runtime.profile import ARITHMETICS, CpuPeaks
-from ._profile import EngineProfile, OpGroup, StepProfile
+from ._profile import UNITS, EngineProfile, OpGroup, StepProfile
 
 _COLORS = {"f32": "tab:blue", "int8": "tab:orange", "bf16": "tab:green"}
-_UNITS = {"f32": "GFLOP/s", "int8": "GOP/s", "bf16": "GFLOP/s"}
 _LABELLED_SHARE = 0.02  # of a step's time: names of smaller points would only cover each other
 _MAX_BARS = 20
 
@@ -66,7 +65,7 @@ def draw_roofs(axis: Any, peaks: CpuPeaks, low: float, high: float, arithmetics:
             continue
         ridge = min(max(peak / gb_per_s, low), high)
         points = [low, ridge, high]
-        label = f"{arithmetic}: {peak:.0f} {_UNITS[arithmetic]}"
+        label = f"{arithmetic}: {peak:.0f} {UNITS[arithmetic]}"
         axis.plot(points, [min(peak, x * gb_per_s) for x in points], color=_COLORS[arithmetic], label=label)
     axis.plot([], [], color="black", label=f"memory: {gb_per_s:.1f} GB/s")
     axis.set_xscale("log")

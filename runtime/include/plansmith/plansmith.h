@@ -362,8 +362,8 @@ typedef struct psm_cpu_options {
 
   /* ABI 1.3: set struct_size to PSM_CPU_OPTIONS_SIZE. */
   int32_t weights; /* PSM_WEIGHTS_...; default PSM_WEIGHTS_AUTO */
-  int32_t profile; /* 1: note the time of each op for psm_engine_profile, which costs less than 1 % of a
-                      step; default 0 */
+  int32_t profile; /* 1: note the time of each op for psm_engine_profile, which costs less than
+                      1 % of a step; default 0 */
 } psm_cpu_options;
 
 /* Fill *options with the defaults, as far as the struct went in ABI 1.0 (see

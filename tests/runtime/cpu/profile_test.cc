@@ -323,6 +323,30 @@ void TestTheEngineHandsItOut(const std::string& path) {
   }
 }
 
+psm_status FailToProfile(void*, psm_op_profile*, size_t, size_t* num_ops) {
+  *num_ops = 3;
+  return PSM_ERROR_INTERNAL;
+}
+
+// An executor of somebody else's may fail as it likes: that is the executor's failure.
+void TestAnotherExecutorsFailure(const std::string& path) {
+  psm_executor executor;
+  psm_cpu_options options;
+  psm_cpu_options_init(&options);
+  options.struct_size = PSM_CPU_OPTIONS_SIZE;
+  options.weights = PSM_WEIGHTS_AUTO;
+  options.profile = 0;
+  CHECK_OK(psm_cpu_executor_create(path.c_str(), &options, &executor));
+  executor.profile = FailToProfile;
+  psm_engine* engine;
+  CHECK_OK(psm_engine_create(&executor, nullptr, &engine));
+  psm_op_profile op;
+  size_t num;
+  CHECK(psm_engine_profile(engine, &op, 1, &num) == PSM_ERROR_EXECUTOR);
+  CHECK(psm_last_error()[0] != '\0');
+  psm_engine_destroy(engine);
+}
+
 void TestPeaks() {
   psm_cpu_peaks peaks = {};
   CHECK(psm_cpu_measure_peaks(1, nullptr, nullptr) == PSM_ERROR_INVALID_ARGUMENT);
@@ -355,6 +379,7 @@ int main() {
   TestArguments(file.path());
   TestOlderCallers(file.path());
   TestTheEngineHandsItOut(file.path());
+  TestAnotherExecutorsFailure(file.path());
   TestPeaks();
   return 0;
 }

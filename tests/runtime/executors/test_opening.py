@@ -263,6 +263,10 @@ def test_a_damaged_plan_is_refused(world: World) -> None:
 def test_options_that_do_not_apply(installed: World) -> None:
     with pytest.raises(UnsupportedError, match="takes no LoRA adapters"):
         Engine.open(installed.path, TARGET, max_adapters=2)
+    with pytest.raises(
+        UnsupportedError, match=f"target {TARGET} keeps no profile of its ops; open the cpu target"
+    ):
+        Engine.open(installed.path, TARGET, profile=True)
     with pytest.raises(InvalidArgumentError, match="cuda_graphs is 'on', it must be one of auto, off, own"):
         Engine.open(installed.path, TARGET, cuda_graphs="on")
     with pytest.raises(UnsupportedError, match="device '3' is not there; choose one of 0: NVIDIA Double"):
