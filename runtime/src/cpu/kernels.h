@@ -44,6 +44,7 @@ struct LinearArgs {
   const int32_t* q_sums;  // [rows][w.num_groups] sums of q over a group
   uint32_t q_groups;      // 1 or w.num_groups
   bool q_full_range;      // q may be -128 (quantize_row_static), not only -127..127
+  uint32_t q_format;      // RoundFormat: kRoundInt8, or with F8 weights also kRoundF8 (E4M3 codes)
   const float* bias;      // [N] or null
   float* out;             // [rows][out_stride]
   size_t out_stride;
@@ -90,8 +91,8 @@ using LinearKernel = void (*)(const LinearArgs& args, uint32_t row_begin, uint32
 struct KernelTable {
   const char* name;
   // Rows [row_begin, row_end) and tiles of 16 outputs [tile_begin, tile_end), by DType: float
-  // inputs by any weight, decoded as it is read; int8 inputs by I8 and I4 without zero points (null
-  // for others).
+  // inputs by any weight, decoded as it is read; int8 inputs by I8, I4 without zero points
+  // and F8, by F8 also E4M3 ones (null for others).
   LinearKernel linear_float[kNumDTypes];
   LinearKernel linear_int8[kNumDTypes];
   // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
@@ -133,6 +134,7 @@ extern const KernelTable kPortableKernels;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512VnniKernels;
+const KernelTable& Avx512Bf16Kernels();  // where PLANSMITH_HAS_AVX512BF16
 const KernelTable& AmxKernels();  // where PLANSMITH_HAS_AMX: the compiler knows it
 #elif defined(__aarch64__)
 extern const KernelTable kNeonKernels;

@@ -10,7 +10,7 @@ endif()
 if(CMAKE_NM)
   # Each file that is compiled for an instruction set; CMakeLists.txt says which there are.
   get_target_property(sources plansmith_core SOURCES)
-  foreach(isa amx avx2 avx512vnni neon)
+  foreach(isa amx avx2 avx512bf16 avx512vnni neon)
     if("runtime/src/cpu/kernels_${isa}.cc" IN_LIST sources)
       add_test(NAME cpu_isa_leak_${isa}
         COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM}

@@ -15,7 +15,7 @@ namespace cpu {
 
 inline std::vector<const KernelTable*> UsableTables() {
   std::vector<const KernelTable*> tables;
-  for (const char* name : {"amx", "avx512vnni", "avx2", "neon", "portable"}) {
+  for (const char* name : {"amx", "avx512bf16", "avx512vnni", "avx2", "neon", "portable"}) {
     const std::string all = std::string(", ") + UsableIsaNames() + ",";
     if (all.find(std::string(", ") + name + ",") == std::string::npos) continue;
     tables.push_back(&ChooseKernels(name));
