@@ -94,7 +94,7 @@ Isa = Annotated[
     str | None,
     typer.Option(
         "--isa",
-        help="Kernels of the cpu target: portable, avx2, avx512vnni, amx or neon; default: the best here.",
+        help="Kernels of the cpu target: portable, avx2, avx512vnni, avx512bf16, amx or neon; default: the best here.",
     ),
 ]
 HostCacheBytes = Annotated[

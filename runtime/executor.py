@@ -321,7 +321,7 @@ def cpu_executor(
     """Map a cpu plan file and return the built-in executor over it.
 
     num_threads : 0 = one a core, the calling thread included
-    isa : None = the best this machine has; else "portable", "avx2", "avx512vnni", "amx" or "neon"
+    isa : None = the best this machine has; else "portable", "avx2", "avx512vnni", "avx512bf16", "amx" or "neon"
     max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
     weights : where they lie: "auto", "mapped" (shared between processes) or "huge_pages" (this process's own)
     profile : note the time of each op, for Executor.profile and Engine.profile; costs less than 1 % of a step

@@ -19,7 +19,7 @@ class CpuSession:
     plan_path : a file of compile_plan
     num_blocks : blocks of the pools
     num_threads : threads of the pool, the caller's included; 0 = one a core
-    isa : None = the best there is; else "portable", "avx2", "avx512vnni", "amx" or "neon"
+    isa : None = the best there is; else "portable", "avx2", "avx512vnni", "avx512bf16", "amx" or "neon"
     raises : EngineFileError for a damaged plan, UnsupportedError for an isa that this machine lacks
     """
 

@@ -93,7 +93,7 @@ def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: P
     wanted = run(ReferenceAttention(plan, kv), 0, LENGTHS, spec.vocab_size)
     unquantized = run(ReferenceAttention(plan, "float"), 0, LENGTHS, spec.vocab_size)
     assert np.median(row_errors(unquantized, wanted)) > 20 * TOLERANCE  # else nothing would be shown
-    for isa in ("portable", "avx2", "avx512vnni", "amx", "neon"):
+    for isa in ("portable", "avx2", "avx512vnni", "avx512bf16", "amx", "neon"):
         try:
             session = CpuSession(plan, NUM_BLOCKS, num_threads=2, isa=isa)
         except UnsupportedError:
