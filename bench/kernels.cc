@@ -71,6 +71,7 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       {"i8 x i8", kI8, 0, kInputInt8Row, false},
       {"i8 x i8, static", kI8, 0, kInputInt8Static, false},
       {"i4 x i8", kI4, 64, kInputInt8Row, false},
+      {"f8 x i8", kF8, 0, kInputInt8Row, false},
   };
   Random random(1);
   printf("%-15s %-12s %4s %9s %9s %6s\n", "weight x input", "N x K", "M", "GOP/s", "GB/s", "peak");
@@ -133,7 +134,10 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
         }
         const double ops = 2.0 * rows * shape.n * shape.k / best * 1e-9;
         const double gb = static_cast<double>(bytes) / best * 1e-9;
-        const double peak = integer ? peaks.int8_gop_s : peaks.fma_gflop_s;
+        // Codes meet FP8 weights as bfloat16 where that is known, else as floats.
+        const double floats =
+            integer && peaks.bf16_gflop_s > 0 ? peaks.bf16_gflop_s : peaks.fma_gflop_s;
+        const double peak = integer && pair.dtype != kF8 ? peaks.int8_gop_s : floats;
         const double share = std::max(gb / peaks.read_gb_s, peak > 0 ? ops / peak : 0);
         printf("%-15s %5ux%-6u %4u %9.1f %9.1f %5.0f%%\n", pair.name, shape.n, shape.k, rows, ops,
                gb, 100 * share);
@@ -303,11 +307,16 @@ int main(int argc, char** argv) {
   const int threads = argc > 2 ? std::max(1, atoi(argv[2])) : NumUsableCores();
   const std::string what = argc > 3 ? argv[3] : "";
   ThreadPool pool(threads, false);
-  const bool vnni = strcmp(kernels.name, "avx512vnni") == 0;
+  const bool bf16 = strcmp(kernels.name, "avx512bf16") == 0;
+  const bool vnni =
+      bf16 || strcmp(kernels.name, "avx512vnni") == 0 || strcmp(kernels.name, "amx") == 0;
   const bool avx2 = vnni || strcmp(kernels.name, "avx2") == 0;
-  const Peaks peaks = MeasurePeaks(&pool, avx2, vnni);
-  printf("%s, %d threads; peaks: read %.1f GB/s, fp32 FMA %.0f GFLOP/s, int8 %.0f GOP/s\n",
-         kernels.name, threads, peaks.read_gb_s, peaks.fma_gflop_s, peaks.int8_gop_s);
+  const Peaks peaks = MeasurePeaks(&pool, avx2, vnni, bf16);
+  printf(
+      "%s, %d threads; peaks: read %.1f GB/s, fp32 FMA %.0f GFLOP/s, bf16 %.0f GFLOP/s, int8 %.0f "
+      "GOP/s\n",
+      kernels.name, threads, peaks.read_gb_s, peaks.fma_gflop_s, peaks.bf16_gflop_s,
+      peaks.int8_gop_s);
   if (what.empty() || what == "linear") BenchLinear(kernels, &pool, peaks);
   if (what.empty() || what == "attention") {
     for (uint32_t format : {kKvF32, kKvF8, kKvI8}) BenchAttention(kernels, format, &pool, peaks);
