@@ -4,7 +4,8 @@
 
 Exits with the program's status. Needs `pip install unicorn`. The processor is QEMU's "max" (NEON, dot products, half
 floats); what the program is told of it (AT_HWCAP) is floating point and NEON, and dot products if wanted.
-Threads take turns: one runs until it waits for another. Clocks stand still.
+Threads take turns: one runs until it waits for another. Clocks stand still. Of the environment the program gets TMPDIR
+and what begins with PLANSMITH_.
 """
 
 import os
@@ -142,20 +143,22 @@ class Program:
         return {AT_PHDR: phdr, AT_PHENT: entry_size, AT_PHNUM: count, AT_PAGESZ: PAGE, AT_ENTRY: self._entry}
 
     def _push(self, arguments: list[str], auxv: dict[int, int]) -> None:
-        """Lay out the stack that a program starts with: argc, argv, an empty environment, the auxiliary vector."""
+        """Lay out the stack that a program starts with: argc, argv, the environment, the auxiliary vector."""
         self._cpu.mem_map(STACK_TOP - STACK_BYTES, STACK_BYTES)
-        at, words = STACK_TOP - PAGE, [len(arguments)]
+        names = [name for name in os.environ if name == "TMPDIR" or name.startswith("PLANSMITH_")]
+        at, words = STACK_TOP - 4 * PAGE, [len(arguments)]
         auxv[AT_RANDOM] = STACK_TOP - 16
-        for argument in arguments:
-            text = argument.encode() + b"\0"
-            self._write(at, text)
-            words.append(at)
-            at += len(text)
-        words += [0, 0]
+        for texts in (arguments, [f"{name}={os.environ[name]}" for name in names]):
+            for text in texts:
+                data = text.encode() + b"\0"
+                self._write(at, data)
+                words.append(at)
+                at += len(data)
+            words.append(0)
         for key, value in auxv.items():
             words += [key, value]
         words += [AT_NULL, 0]
-        stack = STACK_TOP - 2 * PAGE - _pages(8 * len(words))
+        stack = STACK_TOP - 4 * PAGE - _pages(8 * len(words))
         self._write(stack, struct.pack(f"<{len(words)}Q", *words))
         self._cpu.reg_write(arm.UC_ARM64_REG_SP, stack)
 

@@ -1,10 +1,11 @@
-// The kernel tables that this machine can run.
+// The kernel tables that this machine can run, or the one that PLANSMITH_TEST_ISA names.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string.h>
+#include <stdlib.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,13 @@ namespace plansmith {
 namespace cpu {
 
 inline std::vector<const KernelTable*> UsableTables() {
+  if (const char* only = getenv("PLANSMITH_TEST_ISA")) return {&ChooseKernels(only)};
   std::vector<const KernelTable*> tables;
-  for (const char* name : {"amx", "avx512bf16", "avx512vnni", "avx2", "neon", "portable"}) {
-    const std::string all = std::string(", ") + UsableIsaNames() + ",";
-    if (all.find(std::string(", ") + name + ",") == std::string::npos) continue;
-    tables.push_back(&ChooseKernels(name));
+  const std::string names = UsableIsaNames();
+  for (size_t at = 0; at < names.size();) {
+    const size_t end = std::min(names.find(", ", at), names.size());
+    tables.push_back(&ChooseKernels(names.substr(at, end - at).c_str()));
+    at = end + 2;
   }
   return tables;
 }
