@@ -74,10 +74,12 @@ def ort_genai(model: str, variant: str, threads: int) -> Logits:
 
 
 def openvino(model: str, variant: str, threads: int) -> Logits:
-    """Return the exported model's logits; the CPU plugin's defaults, as the pipeline leaves them."""
+    """Return the exported model's logits; the CPU plugin's defaults but for what a session asks for."""
     import openvino as ov
 
-    options = {"INFERENCE_NUM_THREADS": threads}
+    from .openvino import HINTS
+
+    options = {"INFERENCE_NUM_THREADS": threads, **HINTS.get(variant, {})}
     compiled = ov.Core().compile_model(f"{model}/openvino_model.xml", "CPU", options)
     names = ("INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE", "KV_CACHE_PRECISION")
     print({name: str(compiled.get_property(name)) for name in names}, file=sys.stderr)

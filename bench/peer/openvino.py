@@ -1,4 +1,8 @@
-"""OpenVINO GenAI's continuous batching, with weights of float32, int8 and int4."""
+"""OpenVINO GenAI's continuous batching, with weights of float32, bfloat16, int8 and int4.
+
+Where the processor multiplies bfloat16, OpenVINO computes in it even with a float32 model, unless it is told not to. So
+`fp32` asks for float32 and `bf16` for bfloat16, from the same model; at 8 and 4 bits it chooses what it thinks best.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from .session import Record, Request, Run, serve
 
 VERSION = "2026.4.1"
 NAME = "OpenVINO GenAI"
-VARIANTS = ("fp32", "int8", "int4")
+VARIANTS = ("fp32", "bf16", "int8", "int4")
 RUN_REQUIREMENTS = [f"openvino-genai=={VERSION}.0", f"openvino=={VERSION}", "numpy"]
 EXPORT_REQUIREMENTS = [
     "optimum-intel",
@@ -21,6 +25,7 @@ EXPORT_REQUIREMENTS = [
 ]
 # One scale a channel at 8 bits; groups of 64 at 4 bits, because the hidden size of 576 has no groups of 128.
 MODES = {"int8": "mode=M.INT8_ASYM", "int4": "mode=M.INT4_SYM, group_size=64, ratio=1.0"}
+HINTS = {"fp32": {"INFERENCE_PRECISION_HINT": "f32"}, "bf16": {"INFERENCE_PRECISION_HINT": "bf16"}}
 COMPRESS = """
 import sys, nncf, openvino
 from nncf import CompressWeightsMode as M
@@ -40,7 +45,7 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
     """Return the folder with the model of `variant`: exported at float32, then its weights rounded by nncf."""
     log = work / "logs" / "openvino-convert.log"
     tools = work / "venv-openvino-export" / "bin"
-    out = model_dir(work, checkpoint, "openvino", variant)
+    out = _model(work, checkpoint, variant)
     fp32 = out.with_name("openvino-fp32")
 
     def export() -> None:
@@ -64,21 +69,26 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
         run_logged([tools / "python", "-c", COMPRESS.replace("{}", MODES[variant]), *paths], log)
 
     converted(fp32, f"{VERSION} fp32", export)
-    return out if variant == "fp32" else converted(out, f"{VERSION} {MODES[variant]}", compress)
+    return out if variant in HINTS else converted(out, f"{VERSION} {MODES[variant]}", compress)
 
 
 def weight_bytes(model: Path, variant: str) -> int:
-    """Return the bytes of the model's weights."""
-    return (model / "openvino_model.bin").stat().st_size
+    """Return the bytes of the model's weights; in bfloat16 it keeps half of what the file has."""
+    size = (model / "openvino_model.bin").stat().st_size
+    return size // 2 if variant == "bf16" else size
+
+
+def _model(work: Path, checkpoint: Path, variant: str) -> Path:
+    return model_dir(work.resolve(), checkpoint, "openvino", "fp32" if variant in HINTS else variant)
 
 
 def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:
     """Return the command of a session."""
-    model = model_dir(work, checkpoint, "openvino", variant).resolve()
-    return child_command(work.resolve() / "venv-openvino" / "bin" / "python", "openvino", model, str(threads))
+    python = work.resolve() / "venv-openvino" / "bin" / "python"
+    return child_command(python, "openvino", _model(work, checkpoint, variant), variant, str(threads))
 
 
-def load(model: str, threads: int) -> Run:
+def load(model: str, variant: str, threads: int) -> Run:
     """Return what runs requests by one pipeline; it takes 16 sequences and steps of 512 tokens, and caches prefixes."""
     import numpy as np
     import openvino as ov
@@ -90,9 +100,8 @@ def load(model: str, threads: int) -> Run:
     scheduler.max_num_batched_tokens = 512
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = True
-    pipeline = genai.ContinuousBatchingPipeline(
-        model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}, {}
-    )
+    properties = {"INFERENCE_NUM_THREADS": threads, **HINTS.get(variant, {})}
+    pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties, {})
     next_id = 0
 
     def run(requests: list[Request], record: Record) -> None:
@@ -117,4 +126,4 @@ def load(model: str, threads: int) -> Run:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], int(sys.argv[2])), VERSION)
+    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])), VERSION)
