@@ -33,7 +33,7 @@ SOURCES := $(shell find builder runtime plugins calibration serving triton_repo 
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan test-cross lint format typecheck \
-	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-smoke bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
+	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-peer-quality bench-smoke bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -177,6 +177,9 @@ bench-peers: build $(VENV)/.test-deps  ## the cpu target beside llama.cpp, OpenV
 
 bench-peers-install: build $(VENV)/.test-deps  ## only make the peers' environments and models (build/peers)
 	$(PY) bench/peers.py --install $(BENCH_FLAGS)
+
+bench-peer-quality: build $(VENV)/.test-deps  ## what rounding costs plansmith and its peers: KL to the float32 model
+	$(PY) bench/peer_quality.py --store $(BENCH_FLAGS)
 
 bench-smoke: build $(VENV)/.test-deps  ## two quick rounds of the cpu target beside the last ones recorded (BENCH_FLAGS=--record)
 	$(PY) bench/smoke.py $(BENCH_FLAGS)

@@ -13,6 +13,7 @@ The report goes to stdout and build/peers/report.md; --store keeps samples and r
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -125,10 +126,12 @@ def main() -> None:
     """Run the rounds and print the report; exit with 1 where nothing could be measured."""
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that sessions are ended on the way out
+    model = checkpoint(args.model)
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
     settings = driver.Settings(
         WORK,
-        checkpoint(args.model),
-        cases.read_workload(common.WORKLOAD),
+        model,
+        dataclasses.replace(cases.read_workload(common.WORKLOAD), vocab_size=vocab_size),
         args.tests,
         args.threads,
         varied=args.model == "smollm2",

@@ -53,11 +53,17 @@ def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[st
 
 
 def unused_token(vocabulary: list[str]) -> str:
-    """Return a token that stands for the end of a sequence; the greedy choice of it would end a request early.
+    """Return the token that is named as the end of a sequence; a request that chose it would end early.
 
-    The generator takes tokens, not ids, and has no switch to ignore the end: an unused one of the vocabulary is named.
+    The generator has no switch to ignore the end, so a token is named that no text holds: the last special one.
+    raises ValueError where a vocabulary has no such token
     """
-    return next(token for token in reversed(vocabulary) if token.startswith("<"))
+    for token in reversed(vocabulary):
+        if token.startswith("<") and token.endswith(">") and len(token) > 2:
+            return token
+    raise ValueError(
+        f"no token like <...> among the {len(vocabulary)} of the vocabulary; name one that texts do not hold"
+    )
 
 
 def load(model: str, variant: str, threads: int) -> Run:

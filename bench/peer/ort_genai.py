@@ -14,6 +14,10 @@ RUNTIME = "onnxruntime==1.32.0"
 NAME = "ONNX Runtime GenAI"
 VARIANTS = ("fp32", "int8", "int4")
 RUN_REQUIREMENTS = [f"onnxruntime-genai=={VERSION}", RUNTIME, "numpy"]
+# What gives more tokens a second with 16 requests: a padded batch, or one after the other.
+WAYS = {"fp32": "together", "int8": "together", "int4": "one by one"}
+PAD = 2  # SmolLM2's, which is also its end of a message
+MAX_BATCH = 16
 CONVERT_REQUIREMENTS = [*RUN_REQUIREMENTS, "transformers==5.5.4", "onnx", "onnx-ir"]
 
 
@@ -52,16 +56,15 @@ def weight_bytes(model: Path, variant: str) -> int:
 def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:
     """Return the command of a session."""
     model = model_dir(work.resolve(), checkpoint, "ortgenai", variant)
-    return child_command(
-        work.resolve() / "venv-ortgenai" / "bin" / "python", "ort_genai", model, str(threads)
-    )
+    python = work.resolve() / "venv-ortgenai" / "bin" / "python"
+    return child_command(python, "ort_genai", model, str(threads), WAYS[variant])
 
 
 # ---------------------------------------------------------------- the child
 
 
-def load(model: str, threads: int) -> Run:
-    """Return what runs requests one after the other, each by a generator of its own."""
+def load(model: str, threads: int, way: str) -> Run:
+    """Return what runs requests as `way` of WAYS says."""
     import numpy as np
     import onnxruntime_genai as og
 
@@ -70,20 +73,35 @@ def load(model: str, threads: int) -> Run:
     config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
     loaded = og.Model(config)
 
+    def batch(requests: list[Request], first: int, record: Record) -> None:
+        """Run requests together, padded on the left, until the longest has ended; the pads are masked."""
+        prompt_len = max(len(request["prompt_ids"]) for request in requests)
+        steps = max(request["output_len"] for request in requests)
+        ids = np.full((len(requests), prompt_len), PAD, np.int32)
+        for row, request in zip(ids, requests, strict=True):
+            row[prompt_len - len(request["prompt_ids"]) :] = request["prompt_ids"]
+        params = og.GeneratorParams(loaded)
+        length = prompt_len + steps
+        params.set_search_options(
+            batch_size=len(requests), do_sample=False, max_length=length, min_length=length
+        )
+        generator = og.Generator(loaded, params)
+        generator.append_tokens(ids if len(requests) > 1 else ids[0])
+        for step in range(steps):
+            generator.generate_next_token()
+            for idx, token in enumerate(generator.get_next_tokens()):
+                if step < requests[idx]["output_len"]:
+                    record(first + idx, [token])
+
     def run(requests: list[Request], record: Record) -> None:
-        for idx, request in enumerate(requests):
-            prompt = np.array(request["prompt_ids"], dtype=np.int32)
-            length = len(prompt) + request["output_len"]
-            params = og.GeneratorParams(loaded)
-            params.set_search_options(batch_size=1, do_sample=False, max_length=length, min_length=length)
-            generator = og.Generator(loaded, params)
-            generator.append_tokens(prompt)
-            for _ in range(request["output_len"]):
-                generator.generate_next_token()
-                record(idx, generator.get_next_tokens())
+        # The mask is made from pads, so a prompt with one in it cannot be in a batch.
+        together = way == "together" and not any(PAD in request["prompt_ids"] for request in requests)
+        size = MAX_BATCH if together else 1
+        for at in range(0, len(requests), size):
+            batch(requests[at : at + size], at, record)
 
     return run
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], int(sys.argv[2])), VERSION)
+    serve(lambda: load(sys.argv[1], int(sys.argv[2]), sys.argv[3]), VERSION)
