@@ -32,8 +32,7 @@ constexpr int kFetchTo = std::is_same<T, float>::value ? 2 : 3;
 
 // Calls f(std::integral_constant<uint32_t, n>), 1 <= n <= N.
 template <uint32_t N, typename F>
-__attribute__((always_inline)) inline void WithConstant(uint32_t n,
-                                                        const F &f) {
+__attribute__((always_inline)) inline void WithConstant(uint32_t n, const F& f) {
   if (n == N) {
     f(std::integral_constant<uint32_t, N>());
   } else if constexpr (N > 1) {
@@ -42,31 +41,29 @@ __attribute__((always_inline)) inline void WithConstant(uint32_t n,
 }
 
 // K and V of one KV head in the pools.
-template <typename T> struct KvHead {
-  const T *k; // of block 0: [D][block_size]
-  const T *v; // [block_size][D]
+template <typename T>
+struct KvHead {
+  const T* k;  // of block 0: [D][block_size]
+  const T* v;  // [block_size][D]
   size_t block_stride;
-  const int32_t *blocks;
+  const int32_t* blocks;
   uint32_t block_size, block_shift;
   uint32_t head_dim;
 
   size_t BlockOf(uint32_t pos) const {
     return static_cast<size_t>(blocks[pos >> block_shift]) * block_stride;
   }
-  const T *KeyAt(uint32_t pos) const {
-    return k + BlockOf(pos) + (pos & (block_size - 1));
-  }
-  const T *ValueAt(uint32_t pos) const {
-    return v + BlockOf(pos) +
-           static_cast<size_t>(pos & (block_size - 1)) * head_dim;
+  const T* KeyAt(uint32_t pos) const { return k + BlockOf(pos) + (pos & (block_size - 1)); }
+  const T* ValueAt(uint32_t pos) const {
+    return v + BlockOf(pos) + static_cast<size_t>(pos & (block_size - 1)) * head_dim;
   }
 };
 
-template <typename T> inline KvHead<T> HeadOf(const AttentionArgs &a) {
-  const size_t head =
-      static_cast<size_t>(a.kv_head) * a.head_dim * a.block_size;
-  return {static_cast<const T *>(a.k_pool) + head,
-          static_cast<const T *>(a.v_pool) + head,
+template <typename T>
+inline KvHead<T> HeadOf(const AttentionArgs& a) {
+  const size_t head = static_cast<size_t>(a.kv_head) * a.head_dim * a.block_size;
+  return {static_cast<const T*>(a.k_pool) + head,
+          static_cast<const T*>(a.v_pool) + head,
           a.block_stride,
           a.blocks,
           a.block_size,
@@ -75,14 +72,16 @@ template <typename T> inline KvHead<T> HeadOf(const AttentionArgs &a) {
 }
 
 // Where 1..kLanes positions of a unit lie in the pools.
-template <typename T> struct Piece {
-  const T *k;      // [D] rows of block_size
-  const T *v;      // rows of D
-  uint32_t offset; // in the unit
+template <typename T>
+struct Piece {
+  const T* k;       // [D] rows of block_size
+  const T* v;       // rows of D
+  uint32_t offset;  // in the unit
 };
 
-template <typename T> struct Unit {
-  uint32_t step; // positions of a piece, but for the last
+template <typename T>
+struct Unit {
+  uint32_t step;  // positions of a piece, but for the last
   uint32_t num_pieces;
   Piece<T> pieces[kAttentionUnit];
 };
@@ -90,13 +89,11 @@ template <typename T> struct Unit {
 // Positions [base, base + n) of the sequence, cut where a block or a vector
 // ends.
 template <typename T>
-inline void FindPieces(const KvHead<T> &head, uint32_t base, uint32_t n,
-                       Unit<T> *unit) {
+inline void FindPieces(const KvHead<T>& head, uint32_t base, uint32_t n, Unit<T>* unit) {
   unit->step = head.block_size < kLanes ? head.block_size : kLanes;
   unit->num_pieces = 0;
   for (uint32_t i = 0; i < n; i += unit->step) {
-    unit->pieces[unit->num_pieces++] = {head.KeyAt(base + i),
-                                        head.ValueAt(base + i), i};
+    unit->pieces[unit->num_pieces++] = {head.KeyAt(base + i), head.ValueAt(base + i), i};
   }
 }
 
@@ -105,18 +102,16 @@ inline void FindPieces(const KvHead<T> &head, uint32_t base, uint32_t n,
 // overwrites or the mask hides. kFetch: also fetches the pieces' V, which comes
 // next, from memory: hardware stops at each block's end.
 template <uint32_t Q, uint32_t P, bool kFetch, typename T>
-inline void ScorePieces(const float *q, size_t q_stride, uint32_t head_dim,
-                        uint32_t block_size, const Piece<T> *pieces,
-                        float *scores) {
+inline void ScorePieces(const float* q, size_t q_stride, uint32_t head_dim, uint32_t block_size,
+                        const Piece<T>* pieces, float* scores) {
   constexpr uint32_t kFetchEach = sizeof(float) / sizeof(T) * 16 / kLanes;
   V sum[Q][P];
-  const T *keys[P];
+  const T* keys[P];
 #pragma GCC unroll 8
   for (uint32_t p = 0; p < P; ++p) {
     keys[p] = pieces[p].k;
 #pragma GCC unroll 8
-    for (uint32_t i = 0; i < Q; ++i)
-      sum[i][p] = VSet1(0.0f);
+    for (uint32_t i = 0; i < Q; ++i) sum[i][p] = VSet1(0.0f);
   }
   for (uint32_t d = 0; d < head_dim; ++d, ++q) {
     V key[P];
@@ -131,8 +126,7 @@ inline void ScorePieces(const float *q, size_t q_stride, uint32_t head_dim,
     for (uint32_t i = 0; i < Q; ++i) {
       const V x = VSet1(q[i * q_stride]);
 #pragma GCC unroll 8
-      for (uint32_t p = 0; p < P; ++p)
-        sum[i][p] = VFma(x, key[p], sum[i][p]);
+      for (uint32_t p = 0; p < P; ++p) sum[i][p] = VFma(x, key[p], sum[i][p]);
     }
   }
 #pragma GCC unroll 8
@@ -147,22 +141,19 @@ inline void ScorePieces(const float *q, size_t q_stride, uint32_t head_dim,
 // Scores of n queries with positions [begin, end) of the unit, and of others
 // beside them.
 template <bool kFetch, typename T>
-inline void ScoreBlock(const KvHead<T> &head, const Unit<T> &unit,
-                       uint32_t begin, uint32_t end, const float *q,
-                       size_t q_stride, uint32_t n, float *scores) {
+inline void ScoreBlock(const KvHead<T>& head, const Unit<T>& unit, uint32_t begin, uint32_t end,
+                       const float* q, size_t q_stride, uint32_t n, float* scores) {
   const uint32_t last = (end + unit.step - 1) / unit.step;
   WithConstant<kBlockQueries>(n, [&](auto queries) {
     constexpr uint32_t Q = queries;
     uint32_t p = begin / unit.step;
     for (; p + kBlockVectors <= last; p += kBlockVectors) {
-      ScorePieces<Q, kBlockVectors, kFetch>(
-          q, q_stride, head.head_dim, head.block_size, unit.pieces + p, scores);
+      ScorePieces<Q, kBlockVectors, kFetch>(q, q_stride, head.head_dim, head.block_size,
+                                            unit.pieces + p, scores);
     }
-    for (; p < last; p += 2) { // an odd one is computed twice
-      const Piece<T> pair[] = {unit.pieces[p],
-                               unit.pieces[p + 1 < last ? p + 1 : p]};
-      ScorePieces<Q, 2, kFetch>(q, q_stride, head.head_dim, head.block_size,
-                                pair, scores);
+    for (; p < last; p += 2) {  // an odd one is computed twice
+      const Piece<T> pair[] = {unit.pieces[p], unit.pieces[p + 1 < last ? p + 1 : p]};
+      ScorePieces<Q, 2, kFetch>(q, q_stride, head.head_dim, head.block_size, pair, scores);
     }
   });
 }
@@ -171,60 +162,53 @@ inline void ScoreBlock(const KvHead<T> &head, const Unit<T> &unit,
 // there, or joined to acc.
 struct ValueSums {
   bool add;
-  float *part; // [queries][stride]
+  float* part;  // [queries][stride]
   size_t stride;
-  float *acc;         // [queries][stride], or null: stored
-  const float *old;   // [queries] factors of acc
-  const float *fresh; // [queries] of the sums
+  float* acc;          // [queries][stride], or null: stored
+  const float* old;    // [queries] factors of acc
+  const float* fresh;  // [queries] of the sums
 };
 
 // Sums p[j] * v[j] over positions [begin, end) of the unit at `base`, for Q
 // queries and N vectors from `column`. kFetch: also fetches K of the positions
 // a unit further, before `limit`.
 template <uint32_t Q, uint32_t N, bool kFetch, typename T>
-inline void AddValues(const KvHead<T> &head, uint32_t base, uint32_t begin,
-                      uint32_t end, uint32_t limit, const float *p,
-                      uint32_t column, const ValueSums &to) {
+inline void AddValues(const KvHead<T>& head, uint32_t base, uint32_t begin, uint32_t end,
+                      uint32_t limit, const float* p, uint32_t column, const ValueSums& to) {
   constexpr size_t kBytes = N * kLanes * sizeof(T);
   V sum[Q][N];
 #pragma GCC unroll 8
   for (uint32_t i = 0; i < Q; ++i) {
 #pragma GCC unroll 8
     for (uint32_t c = 0; c < N; ++c) {
-      sum[i][c] = to.add ? VLoad(to.part + i * to.stride + column + c * kLanes)
-                         : VSet1(0.0f);
+      sum[i][c] = to.add ? VLoad(to.part + i * to.stride + column + c * kLanes) : VSet1(0.0f);
     }
   }
   for (uint32_t j = begin; j < end;) {
     const uint32_t pos = base + j;
     const uint32_t left = head.block_size - (pos & (head.block_size - 1));
     const uint32_t stop = left < end - j ? j + left : end;
-    const T *v = head.ValueAt(pos) + column;
+    const T* v = head.ValueAt(pos) + column;
     // A block's K has as many bytes as its V.
-    const char *fetch = nullptr;
-    if (kFetch && pos + kAttentionUnit < limit &&
-        head.block_size <= kAttentionUnit) {
-      fetch = reinterpret_cast<const char *>(
+    const char* fetch = nullptr;
+    if (kFetch && pos + kAttentionUnit < limit && head.block_size <= kAttentionUnit) {
+      fetch = reinterpret_cast<const char*>(
           head.k + head.BlockOf(pos + kAttentionUnit) +
-          static_cast<size_t>(pos & (head.block_size - 1)) * head.head_dim +
-          column);
+          static_cast<size_t>(pos & (head.block_size - 1)) * head.head_dim + column);
     }
     for (; j < stop; ++j, v += head.head_dim) {
       V value[N];
 #pragma GCC unroll 8
-      for (uint32_t c = 0; c < N; ++c)
-        value[c] = LoadKv(v + c * kLanes);
+      for (uint32_t c = 0; c < N; ++c) value[c] = LoadKv(v + c * kLanes);
       if (kFetch && fetch != nullptr) {
-        for (size_t b = 0; b < kBytes; b += 64)
-          __builtin_prefetch(fetch + b, 0, kFetchTo<T>);
+        for (size_t b = 0; b < kBytes; b += 64) __builtin_prefetch(fetch + b, 0, kFetchTo<T>);
         fetch += head.head_dim * sizeof(T);
       }
 #pragma GCC unroll 8
       for (uint32_t i = 0; i < Q; ++i) {
         const V x = VSet1(p[i * kScoresStride + j]);
 #pragma GCC unroll 8
-        for (uint32_t c = 0; c < N; ++c)
-          sum[i][c] = VFma(x, value[c], sum[i][c]);
+        for (uint32_t c = 0; c < N; ++c) sum[i][c] = VFma(x, value[c], sum[i][c]);
       }
     }
   }
@@ -247,9 +231,8 @@ inline void AddValues(const KvHead<T> &head, uint32_t base, uint32_t begin,
 // All columns. Head sizes that are not a multiple of the vector end in a vector
 // that reads past them; the pool has slack behind it.
 template <bool kFetch, typename T>
-inline void AddValueBlock(const KvHead<T> &head, uint32_t base, uint32_t begin,
-                          uint32_t end, uint32_t limit, const float *p,
-                          uint32_t n, const ValueSums &to) {
+inline void AddValueBlock(const KvHead<T>& head, uint32_t base, uint32_t begin, uint32_t end,
+                          uint32_t limit, const float* p, uint32_t n, const ValueSums& to) {
   const uint32_t vectors = (head.head_dim + kLanes - 1) / kLanes;
   WithConstant<kBlockQueries>(n, [&](auto queries) {
     constexpr uint32_t Q = queries, N = kBlockVectors;
@@ -263,6 +246,6 @@ inline void AddValueBlock(const KvHead<T> &head, uint32_t base, uint32_t begin,
   });
 }
 
-} // namespace
-} // namespace cpu
-} // namespace plansmith
+}  // namespace
+}  // namespace cpu
+}  // namespace plansmith
