@@ -260,7 +260,12 @@ void Executor::BuildPhases() {
 
 void Executor::BuildProfile() {
   std::vector<PhaseOps> phases;
-  for (const Phase& phase : phases_) phases.push_back({{phase.op, phase.code}});
+  const bool has_bf16 = std::string(kernels_.name) == "avx512bf16";
+  for (const Phase& phase : phases_) {
+    const LinearArgs& a = phase.linear;
+    const bool bf16 = has_bf16 && phase.code == kOpLinear && a.w.dtype == kF8 && a.q != nullptr;
+    phases.push_back({{phase.op, phase.code, bf16}});
+  }
   profile_ = std::make_unique<Profile>(*plan_, phases, pool_->num_threads());
 }
 

@@ -32,8 +32,10 @@ const char* TypeName(uint32_t dtype) {
 
 bool HasWeights(const OpPart& part) { return part.code == kOpLinear || part.code == kOpEmbed; }
 
-int32_t ArithmeticOf(const OpPart& product) {
-  if (product.op->i[1] != kInputFloat) return PSM_ARITHMETIC_INT8;
+// Codes of other weights than integers are multiplied as what they stand for.
+int32_t ArithmeticOf(const OpPart& product, const TensorRecord& weight) {
+  const bool integers = weight.dtype == kI8 || weight.dtype == kI4;
+  if (integers && product.op->i[1] != kInputFloat) return PSM_ARITHMETIC_INT8;
   return product.bf16 ? PSM_ARITHMETIC_BF16 : PSM_ARITHMETIC_F32;
 }
 
@@ -65,7 +67,7 @@ Profile::Phase Profile::Describe(const PhaseOps& ops) const {
     const TensorRecord& weight = plan_.tensor(static_cast<size_t>(part.op->tensors[0]));
     phase.weights = TypeName(weight.dtype);
     if (part.code != kOpLinear) continue;
-    phase.record.arithmetic = ArithmeticOf(part);
+    phase.record.arithmetic = ArithmeticOf(part, weight);
     phase.record.out_features = static_cast<int32_t>(weight.rows);
     phase.record.in_features = static_cast<int32_t>(weight.cols);
   }
