@@ -53,7 +53,7 @@ void RunLinear(void* context, int) {
 void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peaks) {
   const struct {
     uint32_t n, k;
-  } shapes[] = {{1536, 576}, {576, 1536}, {49152, 576}};
+  } shapes[] = {{960, 576}, {576, 576}, {3072, 576}, {576, 1536}, {49152, 576}};
   const struct {
     const char* name;
     uint32_t dtype, group_size;
@@ -71,17 +71,21 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       {"i8 x i8", kI8, 0, kInputInt8Row, false},
       {"i8 x i8, static", kI8, 0, kInputInt8Static, false},
       {"i4 x i8", kI4, 64, kInputInt8Row, false},
+      {"i8 x i8, groups", kI8, 64, kInputInt8Group, false},
+      {"i4 x i8, groups", kI4, 64, kInputInt8Group, false},
       {"f8 x i8", kF8, 0, kInputInt8Row, false},
   };
   Random random(1);
   printf("%-15s %-12s %4s %9s %9s %6s\n", "weight x input", "N x K", "M", "GOP/s", "GB/s", "peak");
   for (const auto& pair : pairs) {
     for (const auto& shape : shapes) {
+      // Plans have groups of 64 columns at K = 576 and of 128 at K = 1536.
+      const bool wide = pair.input == kInputInt8Group && shape.k > 1024;
       const Packed packed =
           PackMatrix(random.Floats(static_cast<size_t>(shape.n) * shape.k), shape.n, shape.k,
-                     pair.dtype, pair.group_size, false, pair.with_zeros);
+                     pair.dtype, pair.group_size * (wide ? 2 : 1), false, pair.with_zeros);
       const size_t bytes = packed.data.size();
-      const size_t num_copies = std::max<size_t>(1, (64u << 20) / bytes);
+      const size_t num_copies = std::max<size_t>(1, (256u << 20) / bytes);
       const Pages weights(bytes * num_copies, "weights");
       for (size_t i = 0; i < num_copies; ++i) {
         memcpy(weights.as<uint8_t>() + i * bytes, packed.data.data(), bytes);
@@ -90,13 +94,15 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       const std::vector<float> x = random.Floats(static_cast<size_t>(max_rows) * shape.k);
       const PackedMatrix w = packed.Matrix();
       std::vector<int8_t> q(static_cast<size_t>(max_rows) * w.padded_cols);
-      std::vector<float> scales(max_rows);
+      const uint32_t q_groups = pair.input == kInputInt8Group ? w.num_groups : 1;
+      std::vector<float> scales(static_cast<size_t>(max_rows) * q_groups);
       std::vector<int32_t> sums(max_rows * w.num_groups);
       const bool integer = pair.input != kInputFloat;
       if (integer) {
         for (uint32_t r = 0; r < max_rows; ++r) {
-          kernels.quantize_row(&x[r * w.cols], w.cols, w.padded_cols, 1, w.num_groups,
-                               &q[r * w.padded_cols], &scales[r], &sums[r * w.num_groups]);
+          kernels.quantize_row(&x[r * w.cols], w.cols, w.padded_cols, q_groups, w.num_groups,
+                               &q[r * w.padded_cols], &scales[r * q_groups],
+                               &sums[r * w.num_groups]);
         }
       }
       const Pages out(static_cast<size_t>(max_rows) * shape.n * sizeof(float), "outputs");
@@ -112,12 +118,12 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
         a.q_stride = w.padded_cols;
         a.q_scales = scales.data();
         a.q_sums = sums.data();
-        a.q_groups = 1;
+        a.q_groups = q_groups;
         a.out = out.as<float>();
         a.out_stride = shape.n;
         b.copies.push_back(a);
       }
-      for (uint32_t rows : {1u, 4u, 16u, 128u, 512u}) {
+      for (uint32_t rows : {1u, 2u, 4u, 8u, 16u, 64u, 128u, 512u}) {
         b.rows = rows;
         double best = 1e9;  // of rounds over some copies: other processes can only slow one down
         const double start = Seconds();
