@@ -73,6 +73,9 @@ struct IntBlock {
     const int32_t* row_sums = a.q_sums + row * num_groups;
     const float* scales = static_cast<const float*>(a.w.scales) + tile * num_groups * kTile;
     V sum[MR][kTileVectors];
+    for (auto& of_row : sum) {
+      for (V& v : of_row) v = VSet1(0.0f);
+    }
     for (size_t g = 0; g < num_groups; ++g, scales += kTile) {
       int32x4_t dot[MR][kTileVectors];
       for (uint32_t r = 0; r < MR; ++r) {
@@ -99,7 +102,7 @@ struct IntBlock {
         for (uint32_t h = 0; h < kTileVectors; ++h) {
           const V x = VMul(vcvtq_f32_s32(dot[r][h]), scale);
           const V ws = VLoad(scales + h * kLanes);
-          sum[r][h] = g == 0 ? VMul(x, ws) : VFma(x, ws, sum[r][h]);
+          sum[r][h] = VFma(x, ws, sum[r][h]);
         }
       }
     }
