@@ -58,7 +58,7 @@ class ModelInfo:
 
     max_logits_rows : most rows of logits in a step; 0 = max_batch_size
     max_adapters, max_adapter_rank : LoRA adapters it holds at a time, 0 = it takes none, and the most of each
-    samples_rows : 1 = its collect draws tokens itself
+    samples_rows : 1 = its collect draws tokens itself; 2 = its step also finds the largest logits of each row
     """
 
     vocab_size: int

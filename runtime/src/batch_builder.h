@@ -8,6 +8,7 @@
 
 #include "lazy_array.h"
 #include "plansmith/plansmith.h"
+#include "sampler.h"
 #include "scheduler.h"
 #include "status.h"
 
@@ -36,16 +37,19 @@ struct ContextRows {
 // 2048 sequences, appending to vectors took more time than all the rest of planning.
 class BatchBuilder {
  public:
-  // The block table is address space only: pages that no step reaches are never touched.
-  BatchBuilder(int32_t max_batch_size, int32_t max_num_tokens, int32_t max_blocks_per_seq)
+  // with_candidates: the executor gives psm_batch.candidates. The block table and the candidates
+  // are address space only: pages that no step reaches are never touched.
+  BatchBuilder(int32_t max_batch_size, int32_t max_num_tokens, int32_t max_blocks_per_seq,
+               bool with_candidates)
       : BatchBuilder(static_cast<size_t>(max_batch_size), static_cast<size_t>(max_num_tokens),
-                     static_cast<size_t>(max_blocks_per_seq)) {}
+                     static_cast<size_t>(max_blocks_per_seq), with_candidates) {}
 
   // Context sequences first, then generation, each in the plan's order and with its drafts. Valid
   // until the next call.
   const psm_batch& Build(const StepPlan& plan) {
     num_tokens_ = num_seqs_ = num_rows_ = 0;
     has_adapters_ = false;
+    batch_.num_candidates = 0;
     Measure(plan);
     for (const ScheduledSeq& seq : plan.context) AddContext(seq);
     for (const ScheduledSeq& seq : plan.generation) AddGeneration(seq);
@@ -57,7 +61,7 @@ class BatchBuilder {
   }
 
  private:
-  BatchBuilder(size_t seqs, size_t tokens, size_t blocks)
+  BatchBuilder(size_t seqs, size_t tokens, size_t blocks, bool with_candidates)
       : input_ids_(tokens, "a step's tokens"),
         position_ids_(tokens, "a step's positions"),
         logits_rows_(tokens, "a step's rows"),
@@ -65,7 +69,8 @@ class BatchBuilder {
         kv_lens_(seqs, "a step's sequences"),
         cu_query_lens_(seqs + 1, "a step's sequences"),
         adapter_slots_(seqs, "a step's sequences"),
-        block_table_(seqs * blocks, "a step's block table") {
+        block_table_(seqs * blocks, "a step's block table"),
+        candidates_(with_candidates ? tokens * PSM_MAX_CANDIDATES : 0, "a step's candidates") {
     batch_.struct_size = PSM_BATCH_SIZE;
     batch_.input_ids = &input_ids_[0];
     batch_.position_ids = &position_ids_[0];
@@ -74,6 +79,7 @@ class BatchBuilder {
     batch_.cu_query_lens = &cu_query_lens_[0];
     batch_.block_table = &block_table_[0];
     batch_.logits_rows = &logits_rows_[0];
+    batch_.candidates = with_candidates ? &candidates_[0] : nullptr;
   }
 
   static bool HasBeams(const Request& request) {
@@ -116,6 +122,7 @@ class BatchBuilder {
     const ContextRows rows(request, begin, end);
     for (int32_t p = rows.context_begin; p < rows.context_end; ++p) AddRow(base + p - begin);
     if (rows.last_is_extra) AddRow(base + seq.num_tokens - 1);
+    if (rows.reaches_last) WantCandidates(request);
     const int32_t num_draft = static_cast<int32_t>(request.draft.size());
     AddTokens(request.draft.data(), end, num_draft);
     for (int32_t i = 0; i < num_draft; ++i) AddRow(base + seq.num_tokens + i);
@@ -134,6 +141,7 @@ class BatchBuilder {
       }
       return;
     }
+    WantCandidates(request);
     const int32_t num_draft = static_cast<int32_t>(request.draft.size());
     AddTokens(&request.last_token, begin, 1);
     AddTokens(request.draft.data(), begin + 1, num_draft);
@@ -146,6 +154,11 @@ class BatchBuilder {
       input_ids_[num_tokens_] = tokens[i];
       position_ids_[num_tokens_] = position + i;
     }
+  }
+
+  void WantCandidates(const Request& request) {
+    if (batch_.candidates == nullptr) return;
+    batch_.num_candidates = std::max(batch_.num_candidates, Sampler::CandidatesFor(request));
   }
 
   void AddRow(int32_t row) { logits_rows_[num_rows_++] = row; }
@@ -166,6 +179,7 @@ class BatchBuilder {
   size_t num_tokens_ = 0, num_seqs_ = 0, num_rows_ = 0;
   LazyArray<int32_t> input_ids_, position_ids_, logits_rows_;  // [max_num_tokens]
   LazyArray<int32_t> query_lens_, kv_lens_, cu_query_lens_, adapter_slots_, block_table_;
+  LazyArray<psm_candidate> candidates_;
 };
 
 }  // namespace plansmith

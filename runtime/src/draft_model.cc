@@ -46,7 +46,7 @@ DraftModel::DraftModel(const EngineConfig& config, KvCache* kv, Sampler* sampler
              kv->BlocksFor(config.info.max_seq_len)),
       claims_(static_cast<size_t>(kv->num_blocks())) {
   ranges_.reserve(static_cast<size_t>(config.draft_info.max_batch_size));
-  if (config.draft_info.samples_rows != 0) {
+  if (config.draft_info.samples_rows == PSM_SAMPLES_ALL) {
     sampling_ =
         std::make_unique<SamplingRows>(config.info.vocab_size, config.draft_info.max_batch_size);
   }

@@ -71,11 +71,12 @@ Engine::Engine(const EngineConfig& config)
       scheduler_(MakeSchedulerConfig(config), &kv_),
       sampler_(config.info.vocab_size),
       batch_(config.info.max_batch_size, config.info.max_num_tokens,
-             kv_.BlocksFor(config.info.max_seq_len)),
+             kv_.BlocksFor(config.info.max_seq_len),
+             config.info.samples_rows == PSM_SAMPLES_CANDIDATES),
       stats_(config),
       copy_ns_per_block_(static_cast<double>(config.kv_bytes_per_block) / kAssumedCopyBytesPerNs) {
   speculator_ = std::make_unique<Speculator>(config_, &kv_, &sampler_, &guides_, &step_cost_);
-  if (config_.info.samples_rows != 0) {
+  if (config_.info.samples_rows == PSM_SAMPLES_ALL) {
     sampling_ =
         std::make_unique<SamplingRows>(config_.info.vocab_size, config_.info.max_logits_rows);
   }

@@ -144,6 +144,7 @@ class Engine {
   void FinishBeamsIfDone(Request* request);
   int32_t Verify(Request* request, Rows rows);
   int32_t DrawToken(Request* request, const Rows& row, int32_t row_idx);
+  void DrawFromRow(const Rows& row, const Request& request, const uint32_t* mask, Sample* sample);
   void PublishBlocks(Request* request, bool with_tail);
   void EmitContext(Request* request, const float* row);
   float* CopyLogits(const float* row) const;

@@ -126,11 +126,20 @@ int32_t Engine::DrawToken(Request* request, const Rows& row, int32_t row_idx) {
   if (row.samples != nullptr) {
     TakeSample(*row.samples, *request, mask, config_.info.vocab_size, &sample);
   } else {
-    sampler_.Draw(row.logits, *request, mask, &sample);
+    DrawFromRow(row, *request, mask, &sample);
   }
   EmitToken(request, sample, row.logits);
   if (request->guide != nullptr) guides_.Accept(request, request->num_output() - 1);
   return FinishReason(*request);
+}
+
+void Engine::DrawFromRow(const Rows& row, const Request& request, const uint32_t* mask,
+                         Sample* sample) {
+  if (row.candidates == nullptr ||
+      !sampler_.DrawFromCandidates(row.candidates, static_cast<int32_t>(row.num_candidates),
+                                   request, sample)) {
+    sampler_.Draw(row.logits, request, mask, sample);
+  }
 }
 
 // What a step has filled becomes shareable. Almost always there is nothing to do.

@@ -85,6 +85,19 @@ void CheckInfoField(const char* name, int64_t value, int64_t least) {
   }
 }
 
+// Without halves anything but candidates is none: before ABI 1.2 the field was padding.
+void CheckSamplesRows(const psm_executor& executor, psm_model_info* info) {
+  const int32_t found = info->samples_rows;
+  if (executor.collect == nullptr) {
+    if (found != PSM_SAMPLES_CANDIDATES) info->samples_rows = PSM_SAMPLES_NONE;
+  } else if (found != PSM_SAMPLES_NONE && found != PSM_SAMPLES_ALL) {
+    throw StatusError(PSM_ERROR_EXECUTOR,
+                      Format("the executor describes samples_rows = %d, 0 or 1 is wanted of one "
+                             "with collect; fix its describe function",
+                             found));
+  }
+}
+
 psm_model_info Describe(const psm_executor& executor) {
   psm_model_info info{};
   info.struct_size = PSM_MODEL_INFO_SIZE;
@@ -109,13 +122,7 @@ psm_model_info Describe(const psm_executor& executor) {
   CheckInfoField("max_adapter_rank", info.max_adapter_rank, 0);
   CheckInfoField("kv_bytes_per_block", info.kv_bytes_per_block != 0, 1);
   info.struct_size = PSM_MODEL_INFO_SIZE;
-  if (executor.collect == nullptr) info.samples_rows = 0;
-  if (info.samples_rows != 0 && info.samples_rows != 1) {
-    throw StatusError(PSM_ERROR_EXECUTOR,
-                      Format("the executor describes samples_rows = %d, 0 or 1 is wanted; fix its "
-                             "describe function",
-                             info.samples_rows));
-  }
+  CheckSamplesRows(executor, &info);
   if (info.max_logits_rows == 0) info.max_logits_rows = info.max_batch_size;
   return info;
 }

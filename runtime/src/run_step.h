@@ -16,6 +16,9 @@ namespace plansmith {
 struct Rows {
   const float* logits = nullptr;            // [.., V]
   const psm_row_sample* samples = nullptr;  // set = logits is not
+  // Beside the logits, where they were wanted: [.., num_candidates].
+  const psm_candidate* candidates = nullptr;
+  size_t num_candidates = 0;
   size_t vocab_size = 0;
 
   void Skip(int32_t n) {
@@ -23,6 +26,7 @@ struct Rows {
       samples += n;
     } else if (logits != nullptr) {
       logits += static_cast<size_t>(n) * vocab_size;
+      if (candidates != nullptr) candidates += static_cast<size_t>(n) * num_candidates;
     }
   }
 };
@@ -44,7 +48,13 @@ StepOutcome RunStep(const psm_executor& executor, const psm_batch& batch, int32_
   std::exception_ptr failure;
   try {
     if (executor.launch == nullptr) {
+      // An executor that leaves a row out is found out.
+      for (int32_t i = 0; batch.num_candidates > 0 && i < batch.num_logits_rows; ++i) {
+        batch.candidates[i * batch.num_candidates].token_id = -1;
+      }
       outcome.status = executor.step(executor.self, &batch, &outcome.rows.logits);
+      outcome.rows.candidates = batch.num_candidates > 0 ? batch.candidates : nullptr;
+      outcome.rows.num_candidates = static_cast<size_t>(batch.num_candidates);
       return outcome;
     }
     outcome.status = executor.launch(executor.self, &batch);

@@ -152,6 +152,10 @@ void Penalize(const Request& request, float* l) {
   }
 }
 
+bool IsBelowMinTokens(const Request& request) {
+  return request.num_output() < request.params.min_tokens && !request.params.end_ids.empty();
+}
+
 // The n <= 32 logits whose bits are set can no longer be drawn. Most words of a mask are all ones
 // or all zeros.
 void Forbid(uint32_t bits, int32_t n, float* logits) {
@@ -255,14 +259,16 @@ void Sampler::Draw(const float* logits, const Request& request, const uint32_t* 
   if (params.num_logprobs > 0) LogProbs(logits, raw_max, params.num_logprobs, out);
 }
 
+bool Sampler::ChangesLogits(const Request& request) {
+  const SamplingParams& p = request.params;
+  return p.has_penalties() || !p.logit_bias.empty() || p.bad_words.size() > 0 ||
+         p.no_repeat_ngram_size > 0 || IsBelowMinTokens(request) || p.logits_processor != nullptr;
+}
+
 // The logits after everything that changes single entries; `logits` itself when nothing does.
 const float* Sampler::Adjust(const float* logits, const Request& request, const uint32_t* mask) {
   const SamplingParams& p = request.params;
-  const bool below_min_tokens = request.num_output() < p.min_tokens && !p.end_ids.empty();
-  if (!p.has_penalties() && p.logit_bias.empty() && p.bad_words.size() == 0 &&
-      p.no_repeat_ngram_size == 0 && !below_min_tokens && p.logits_processor == nullptr &&
-      mask == nullptr)
-    return logits;
+  if (!ChangesLogits(request) && mask == nullptr) return logits;
 
   float* l = adjusted_.data();
   std::copy(logits, logits + vocab_size_, l);
@@ -280,7 +286,7 @@ const float* Sampler::Adjust(const float* logits, const Request& request, const 
     if (EndsWith(request, word, n - 1)) l[word[n - 1]] = kNegInf;
   }
   ForbidRepeatedNgrams(request.tokens, p.no_repeat_ngram_size, l);
-  if (below_min_tokens) {
+  if (IsBelowMinTokens(request)) {
     for (int32_t id : p.end_ids) l[id] = kNegInf;
   }
   return l;
@@ -309,11 +315,20 @@ int32_t Sampler::DrawFrom(const float* logits, float max, const SamplingParams& 
   const bool cut_p = top_p < 1.0f;
   if (!cut_k && !cut_p) return RaceAll(params.min_p, key);
 
+  if (cut_k) return DrawFromKept(KeepTopK(params.top_k), params, top_p, key);
   double total = 0.0;
-  size_t n = cut_k ? KeepTopK(params.top_k) : KeepPlausible(top_p, &total);
-  if (cut_k && cut_p) total = CandidateSum(n);
-  if (cut_p) n = KeepTopP(n, total, top_p);
-  Race race(params.min_p);
+  const size_t n = KeepPlausible(top_p, &total);
+  return RaceKept(KeepTopP(n, total, top_p), params.min_p, key);
+}
+
+int32_t Sampler::DrawFromKept(size_t n, const SamplingParams& params, float top_p,
+                              const PhiloxKey& key) {
+  if (top_p < 1.0f) n = KeepTopP(n, CandidateSum(n), top_p);
+  return RaceKept(n, params.min_p, key);
+}
+
+int32_t Sampler::RaceKept(size_t n, float min_p, const PhiloxKey& key) const {
+  Race race(min_p);
   for (size_t i = 0; i < n; ++i) {
     const auto [token_z, id] = candidates_[i];
     race.Enter(id, token_z, DrawBits(key, id));

@@ -96,6 +96,12 @@ class Sampler {
   // forbids every token.
   // mask: NULL, or bit id % 32 of word id / 32 for each token that is allowed.
   void Draw(const float* logits, const Request& request, const uint32_t* mask, Sample* out);
+  // How many of a row's largest logits its draw looks at, if at no others; 0 = it needs the row.
+  static int32_t CandidatesFor(const Request& request);
+  // Like Draw of the row that the candidates are of (psm_batch.candidates), by them alone; false,
+  // and nothing drawn, where they do not suffice. Throws EXECUTOR for ids that are no tokens.
+  bool DrawFromCandidates(const psm_candidate* candidates, int32_t num_candidates,
+                          const Request& request, Sample* out);
   // Logs of the model's own probabilities for one row: `token`'s (-1 = none wanted) and the
   // num_logprobs best. Throws EXECUTOR for NaN or +inf.
   void RowLogProbs(const float* logits, const Request& request, int32_t token, int32_t num_logprobs,
@@ -113,12 +119,17 @@ class Sampler {
     return a.z != b.z ? a.z > b.z : a.id < b.id;
   }
 
+  // Whether anything but a mask makes the logits other ones.
+  static bool ChangesLogits(const Request& request);
   void CheckRow(const float* logits, const Request& request, float* max, int32_t* best);
   const float* Adjust(const float* logits, const Request& request, const uint32_t* mask);
   void RunProcessor(const Request& request, float* logits) const;
   int32_t DrawFrom(const float* logits, float max, const SamplingParams& params, float top_p,
                    const PhiloxKey& key);
+  // From the first n of candidates_, which top_k left, in any order.
+  int32_t DrawFromKept(size_t n, const SamplingParams& params, float top_p, const PhiloxKey& key);
   int32_t RaceAll(float min_p, const PhiloxKey& key);
+  int32_t RaceKept(size_t n, float min_p, const PhiloxKey& key) const;
   double CandidateSum(size_t n) const;
   size_t KeepTopK(int32_t top_k);
   size_t KeepPlausible(float top_p, double* total);

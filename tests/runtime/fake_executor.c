@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "give_candidates.h"
+
 static uint64_t mix(uint64_t h) {
   h ^= h >> 33;
   h *= UINT64_C(0xff51afd7ed558ccd);
@@ -155,6 +157,12 @@ static psm_status step(void* self, const psm_batch* batch, const float** logits)
                    fake->logits + (size_t)r * (size_t)fake->info.vocab_size);
   }
   if (step_idx == fake->nan_at_step) fake->logits[3] = NAN;
+  for (int32_t r = 0; batch->num_candidates > 0 && r < batch->num_logits_rows; ++r) {
+    if (fake->info.samples_rows != PSM_SAMPLES_CANDIDATES) return broken(fake, "candidates", r);
+    give_candidates(fake->logits + (size_t)r * (size_t)fake->info.vocab_size, fake->info.vocab_size,
+                    batch->num_candidates, batch->candidates + r * batch->num_candidates);
+    fake->num_candidate_rows += 1;
+  }
   if (fake->step_sleep_us > 0) {
     const struct timespec pause = {0, (long)fake->step_sleep_us * 1000L};
     nanosleep(&pause, NULL);

@@ -30,6 +30,7 @@ typedef struct fake_executor {
   int32_t is_closed;
   int32_t max_seqs_seen; /* most sequences in a step */
   int32_t max_tokens_seen;
+  int64_t num_candidate_rows; /* whose largest logits were wanted */
   char error[200];
 } fake_executor;
 

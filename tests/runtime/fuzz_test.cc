@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "fuzz_model.h"
+#include "give_candidates.h"
 #include "halves_executor.h"
 #include "status.h"
 
@@ -43,6 +44,7 @@ struct Coverage {
   uint64_t pauses = 0, reused_tokens = 0, offloaded = 0, onboarded = 0, drafted = 0, accepted = 0,
            ngram_accepted = 0, steps = 0;
   int64_t drawn_rows = 0, given_rows = 0;  // by executors with halves, and as logits by those
+  int64_t candidate_rows = 0;
 } coverage;
 
 // An executor whose steps and copies fail now and then, or whose logits hold a NaN.
@@ -53,12 +55,17 @@ struct Flaky {
   int32_t copy_failures = 0;
   int32_t nans = 0;  // a row in so many
   bool can_copy = true;
+  bool gives_candidates = false;
   int32_t vocab_size = 0;
 
   static psm_executor Table(Flaky* self) {
     psm_executor e = self->inner;
     e.self = self;
-    e.describe = [](void* s, psm_model_info* info) { return Of(s).describe(Of(s).self, info); };
+    e.describe = [](void* s, psm_model_info* info) {
+      const psm_status status = Of(s).describe(Of(s).self, info);
+      if (static_cast<Flaky*>(s)->gives_candidates) info->samples_rows = PSM_SAMPLES_CANDIDATES;
+      return status;
+    };
     e.open = [](void* s, int32_t n) { return Of(s).open(Of(s).self, n); };
     e.open_host = [](void* s, int32_t n) { return Of(s).open_host(Of(s).self, n); };
     e.step = [](void* s, const psm_batch* batch, const float** logits) -> psm_status {
@@ -70,6 +77,7 @@ struct Flaky {
         if (!f->random.OneIn(f->nans)) continue;
         const_cast<float*>(*logits)[row * f->vocab_size] = std::numeric_limits<float>::quiet_NaN();
       }
+      if (status == PSM_OK && batch->num_candidates > 0) f->GiveCandidates(*batch, *logits);
       return status;
     };
     e.copy_blocks = [](void* s, const psm_block_copy* copies, size_t n) -> psm_status {
@@ -94,6 +102,14 @@ struct Flaky {
     return e;
   }
   static const psm_executor& Of(void* s) { return static_cast<Flaky*>(s)->inner; }
+  void GiveCandidates(const psm_batch& batch, const float* logits) const {
+    CHECK(gives_candidates);
+    coverage.candidate_rows += batch.num_logits_rows;
+    for (int32_t row = 0; row < batch.num_logits_rows; ++row) {
+      give_candidates(logits + row * vocab_size, vocab_size, batch.num_candidates,
+                      batch.candidates + row * batch.num_candidates);
+    }
+  }
 };
 
 constexpr uint64_t kModelSeed = 77;
@@ -409,6 +425,7 @@ class Episode {
     if (r_.OneIn(10)) flaky->nans = 200;
     flaky->vocab_size = model_.info.vocab_size;
     flaky->can_copy = can_copy_;
+    flaky->gives_candidates = r_.OneIn(2);
     may_fail_ = flaky->step_failures > 0 || flaky->copy_failures > 0 || flaky->nans > 0;
     std::string failures =
         Format("; one in %d steps, %d copies, %d rows fails; %s", flaky->step_failures,
@@ -483,6 +500,19 @@ class Episode {
     }
   }
 
+  // In a vocabulary of a dozen tokens a long output may repeat none of them: not without all of its
+  // n-grams forbidding every token.
+  void ExpectTokens(FuzzRequest* fuzz) {
+    try {
+      Expect(config(), kModelSeed, fuzz);
+    } catch (const StatusError&) {
+      FUZZ_CHECK(fuzz->request.no_repeat_ngram_size > 0, "the script forbids every token");
+      fuzz->request.no_repeat_ngram_size = 0;
+      fuzz->expected.clear();
+      Expect(config(), kModelSeed, fuzz);
+    }
+  }
+
   void Submit() {
     const size_t idx = num_submitted_++;
     Live* live = &all_[idx];
@@ -496,7 +526,7 @@ class Episode {
     }
     ++coverage.requests;
     if (!fuzz->has_beams()) {
-      Expect(config(), kModelSeed, fuzz);
+      ExpectTokens(fuzz);
       if (r_.OneIn(4)) AddCallerDraft(shape_.vocab_size, &r_, fuzz);
     } else {
       ++coverage.beams;
@@ -707,6 +737,7 @@ void PrintCoverage() {
   print("accepted", c.accepted), print("of n-grams", c.ngram_accepted);
   print("rows drawn by executors", static_cast<uint64_t>(c.drawn_rows));
   print("given", static_cast<uint64_t>(c.given_rows));
+  print("with candidates", static_cast<uint64_t>(c.candidate_rows));
   printf("\n");
 }
 
@@ -730,6 +761,6 @@ int main(int argc, char** argv) {
   CHECK(c.completed > requests / 3 && c.cancelled > 20 && c.timed_out > 20 && c.failed > 20);
   CHECK(c.pauses > 20 && c.reused_tokens > 1000 && c.beams > 50 && c.context_events > 100);
   CHECK(c.offloaded > 20 && c.onboarded > 20 && c.accepted > 100 && c.ngram_accepted > 10);
-  CHECK(c.drawn_rows > 1000 && c.given_rows > 1000);
+  CHECK(c.drawn_rows > 1000 && c.given_rows > 1000 && c.candidate_rows > 1000);
   return 0;
 }

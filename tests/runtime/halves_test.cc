@@ -409,7 +409,7 @@ void TestTables() {
     fake_executor_free(&described);
     return PSM_OK;
   };
-  CheckRefused(table, "samples_rows = 2, 0 or 1 is wanted", PSM_ERROR_EXECUTOR);
+  CheckRefused(table, "samples_rows = 2, 0 or 1 is wanted of one with collect", PSM_ERROR_EXECUTOR);
   table.close(table.self);
   // A table that ends with now_ns, and one with unload_adapter: what lies behind them is not read.
   for (const size_t size :

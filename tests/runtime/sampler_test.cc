@@ -683,9 +683,96 @@ void TestNoMemory() {
   }
 }
 
+// The k largest of a row as psm_batch.candidates has them.
+std::vector<psm_candidate> Largest(const std::vector<float>& logits, size_t k) {
+  std::vector<psm_candidate> all;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] > -kInf) all.push_back({logits[i], static_cast<int32_t>(i)});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const psm_candidate& a, const psm_candidate& b) {
+    return a.logit > b.logit;
+  });
+  all.resize(k, {0.0f, -1});
+  return all;
+}
+
+// Greedy and top_k draws from the largest logits are those from the row; where equal ones are cut
+// they are left to the row.
+void TestCandidates() {
+  std::mt19937 random(11);
+  int num_drawn = 0, num_left = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<float> logits(1 + random() % 300);
+    // Few different values: ties within lists and at their ends, also by division.
+    const int num_values = 1 + static_cast<int>(random() % 40);
+    const float unit = random() % 2 == 0 ? 0.25f : 1e-7f;
+    for (float& x : logits) {
+      x = random() % 9 == 0 ? -kInf : 5.0f + unit * static_cast<float>(random() % num_values);
+    }
+    if (*std::max_element(logits.begin(), logits.end()) == -kInf) continue;
+    Request request = MakeRequest({1, 2});
+    request.params.seed = random();
+    request.params.temperature =
+        random() % 3 == 0 ? 0.0f : 0.1f * static_cast<float>(random() % 20);
+    request.params.top_k = static_cast<int32_t>(1 + random() % 60);
+    request.params.top_p = random() % 2 == 0 ? 1.0f : 0.05f * static_cast<float>(1 + random() % 19);
+    request.params.min_p = random() % 3 == 0 ? 0.01f * static_cast<float>(random() % 50) : 0.0f;
+    const int32_t wanted = Sampler::CandidatesFor(request);
+    CHECK(wanted == (request.params.greedy() ? 1 : request.params.top_k + 1));
+    const size_t given = static_cast<size_t>(wanted) + random() % 5;
+    const std::vector<psm_candidate> candidates = Largest(logits, given);
+    Sampler sampler(static_cast<int32_t>(logits.size()));
+    Sample sample;
+    if (!sampler.DrawFromCandidates(candidates.data(), static_cast<int32_t>(given), request,
+                                    &sample)) {
+      ++num_left;
+      continue;
+    }
+    ++num_drawn;
+    CHECK(sample.token == Token(logits, request));
+  }
+  CHECK(num_drawn > 10000 && num_left > 100);
+}
+
+// What needs more than the largest logits says so, and bad lists are found out.
+void TestCandidatesThatDoNotServe() {
+  const auto wanted = [](auto change) {
+    Request request = MakeRequest({1, 2});
+    request.params.temperature = 0.0f;
+    change(&request);
+    return Sampler::CandidatesFor(request);
+  };
+  CHECK(wanted([](Request*) {}) == 1);
+  CHECK(wanted([](Request* r) { r->params.temperature = 1.0f; }) == 0);
+  CHECK(wanted([](Request* r) { r->params.num_logprobs = 1; }) == 0);
+  CHECK(wanted([](Request* r) { r->params.repetition_penalty = 1.1f; }) == 0);
+  CHECK(wanted([](Request* r) { r->params.logit_bias = {{3, 1.0f}}; }) == 0);
+  CHECK(wanted([](Request* r) { r->params.no_repeat_ngram_size = 2; }) == 0);
+  CHECK(wanted([](Request* r) {
+          r->params.temperature = 1.0f;
+          r->params.top_k = PSM_MAX_CANDIDATES;
+        }) == 0);
+  Sampler sampler(8);
+  Sample sample;
+  const Request request = MakeRequest({1, 2});
+  const psm_candidate empty = {0.0f, -1}, beyond = {1.0f, 8};
+  CHECK(!sampler.DrawFromCandidates(&empty, 1, request, &sample));
+  CHECK(!sampler.DrawFromCandidates(&empty, 0, request, &sample));
+  try {
+    Request greedy = MakeRequest({1, 2});
+    greedy.params.temperature = 0.0f;
+    sampler.DrawFromCandidates(&beyond, 1, greedy, &sample);
+    CHECK(false);
+  } catch (const StatusError& e) {
+    CHECK(e.code() == PSM_ERROR_EXECUTOR);
+  }
+}
+
 }  // namespace
 
 int main() {
+  TestCandidates();
+  TestCandidatesThatDoNotServe();
   TestTopPDecays();
   TestPhilox();
   TestDrawBits();

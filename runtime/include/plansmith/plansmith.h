@@ -108,26 +108,41 @@ PSM_API const char* psm_last_error(void);
 
 /* ---------------------------------------------------------------- executors */
 
+/* psm_model_info.samples_rows: what an executor can do with a row beyond giving its logits. */
+enum {
+  PSM_SAMPLES_NONE = 0,
+  PSM_SAMPLES_ALL = 1, /* collect draws the tokens itself; of executors that have it */
+  /* ABI 1.3, of those without collect: step fills psm_batch.candidates */
+  PSM_SAMPLES_CANDIDATES = 2
+};
+
 /* What an executor is and can take. Filled by the executor. */
 typedef struct psm_model_info {
   size_t struct_size;
-  int32_t vocab_size;       /* V */
-  int32_t num_layers;       /* L */
-  int32_t num_heads;        /* H */
-  int32_t num_kv_heads;     /* KVH */
-  int32_t head_dim;         /* D */
-  int32_t max_batch_size;   /* most sequences in a step, inclusive */
-  int32_t max_num_tokens;   /* most packed tokens in a step, inclusive */
-  int32_t max_input_len;    /* longest prompt, tokens, inclusive */
-  int32_t max_seq_len;      /* prompt + output, tokens, inclusive */
-  int32_t tokens_per_block; /* positions in one KV block */
-  int32_t max_logits_rows;  /* most rows of logits in a step; 0 = max_batch_size */
-  int32_t max_adapters;     /* LoRA adapters it holds at a time; 0 = it takes none */
-  int32_t max_adapter_rank; /* of one adapter */
-  int32_t samples_rows;     /* ABI 1.2, in what was padding; only looked at where the executor has
-                               collect: 1 = collect draws the tokens itself; 0 */
+  int32_t vocab_size;          /* V */
+  int32_t num_layers;          /* L */
+  int32_t num_heads;           /* H */
+  int32_t num_kv_heads;        /* KVH */
+  int32_t head_dim;            /* D */
+  int32_t max_batch_size;      /* most sequences in a step, inclusive */
+  int32_t max_num_tokens;      /* most packed tokens in a step, inclusive */
+  int32_t max_input_len;       /* longest prompt, tokens, inclusive */
+  int32_t max_seq_len;         /* prompt + output, tokens, inclusive */
+  int32_t tokens_per_block;    /* positions in one KV block */
+  int32_t max_logits_rows;     /* most rows of logits in a step; 0 = max_batch_size */
+  int32_t max_adapters;        /* LoRA adapters it holds at a time; 0 = it takes none */
+  int32_t max_adapter_rank;    /* of one adapter */
+  int32_t samples_rows;        /* ABI 1.2, in what was padding: PSM_SAMPLES_... */
   uint64_t kv_bytes_per_block; /* bytes of one block over all layers, K and V together */
 } psm_model_info;
+
+/* A token and its logit. */
+typedef struct psm_candidate {
+  float logit;
+  int32_t token_id;
+} psm_candidate;
+
+enum { PSM_MAX_CANDIDATES = 128 };
 
 /* One mixed step. All arrays are owned by the caller and valid during the call only; those of a
  * step in two halves from the call of launch to the end of collect.
@@ -155,6 +170,12 @@ typedef struct psm_batch {
                                    blocks set aside for later, then -1 */
   const int32_t* logits_rows;   /* [R] rows (0..T-1) whose logits are wanted, ascending */
   const int32_t* adapter_slots; /* [B] slot of load_adapter, -1 = none; NULL = none at all */
+  /* ABI 1.3: with num_candidates > 0, which needs PSM_SAMPLES_CANDIDATES, step also gives each
+   * row's largest logits, best first, the lower id of equal ones: greedy and top_k draws need no
+   * more. A list that ends early ends with token_id -1: the rest of the row is at -infinity. An
+   * empty one leaves the row to its logits, as it must for one with NaN or +infinity. */
+  int32_t num_candidates;    /* of each row, 0..PSM_MAX_CANDIDATES; 0 = none are wanted */
+  psm_candidate* candidates; /* [R, num_candidates], the caller's */
 } psm_batch;
 
 enum { PSM_MAX_TOP_LOGPROBS = 20 };
@@ -933,7 +954,9 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 
 #define PSM_SIZE_UP_TO_(type, last) (offsetof(type, last) + sizeof(((type*)0)->last))
 #define PSM_MODEL_INFO_SIZE PSM_SIZE_UP_TO_(psm_model_info, kv_bytes_per_block)
-#define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
+#define PSM_BATCH_SIZE PSM_SIZE_UP_TO_(psm_batch, candidates)
+/* What it was before ABI 1.3; such a batch wants no candidates. */
+#define PSM_BATCH_SIZE_1_2 PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
 #define PSM_STEP_SAMPLING_SIZE PSM_SIZE_UP_TO_(psm_step_sampling, masks)
 #define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, profile)
 #define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, profile)

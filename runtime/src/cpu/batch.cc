@@ -40,9 +40,9 @@ void BatchPlaces::Set(const psm_batch& batch) {
 }
 
 void BatchPlaces::CheckCounts(const psm_batch& batch) const {
-  if (batch.struct_size < PSM_BATCH_SIZE) {
-    Invalid(Format("struct_size is %zu, wanted at least %zu (PSM_BATCH_SIZE)", batch.struct_size,
-                   PSM_BATCH_SIZE));
+  if (batch.struct_size < PSM_BATCH_SIZE_1_2) {
+    Invalid(Format("struct_size is %zu, wanted at least %zu (PSM_BATCH_SIZE_1_2)",
+                   batch.struct_size, PSM_BATCH_SIZE_1_2));
   }
   if (batch.num_tokens < 1 || batch.num_tokens > model_.max_num_tokens) {
     Shape(Format("num_tokens is %d, the plan takes 1 to %d; rebuild with another --max-num-tokens",
@@ -51,6 +51,13 @@ void BatchPlaces::CheckCounts(const psm_batch& batch) const {
   if (batch.num_seqs < 1 || batch.num_seqs > model_.max_batch_size) {
     Shape(Format("num_seqs is %d, the plan takes 1 to %d; rebuild with another --max-batch-size",
                  batch.num_seqs, model_.max_batch_size));
+  }
+  const bool has_candidates = batch.struct_size >= PSM_BATCH_SIZE;
+  if (has_candidates &&
+      (batch.num_candidates < 0 || batch.num_candidates > PSM_MAX_CANDIDATES ||
+       (batch.num_candidates > 0 && batch.num_logits_rows > 0 && batch.candidates == nullptr))) {
+    Invalid(Format("num_candidates is %d%s, wanted 0 to %d and room for them", batch.num_candidates,
+                   batch.candidates == nullptr ? " and candidates NULL" : "", PSM_MAX_CANDIDATES));
   }
   if (batch.num_logits_rows < 0 || batch.num_logits_rows > batch.num_tokens) {
     Shape(Format("num_logits_rows is %d, wanted 0 to num_tokens = %d", batch.num_logits_rows,

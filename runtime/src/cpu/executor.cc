@@ -21,7 +21,8 @@ Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threa
                    LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse)
     : plan_(Plan::Open(plan_path, weights)),
       kernels_(ChooseKernels(isa)),
-      lora_(*plan_, kernels_, lora_limits, num_threads) {
+      lora_(*plan_, kernels_, lora_limits, num_threads),
+      candidates_(static_cast<uint32_t>(plan_->header().vocab_size)) {
   AllocateSlots();
   SizeQuantBuffers();
   pool_ = std::make_unique<ThreadPool>(num_threads, pin_threads);
@@ -48,6 +49,7 @@ psm_model_info Executor::Describe() const {
   info.tokens_per_block = h.tokens_per_block;
   info.max_adapters = lora_.max_adapters();
   info.max_adapter_rank = lora_.max_rank();
+  info.samples_rows = ends_with_logits_ ? PSM_SAMPLES_CANDIDATES : PSM_SAMPLES_NONE;
   info.kv_bytes_per_block = KvLayout().bytes();
   return info;
 }
@@ -250,6 +252,11 @@ void Executor::BuildPhases() {
     AddPhase(phase);
   }
   runs_.resize(stages_.size());
+  if (!phases_.empty()) {  // a plan without ops is one, too
+    const Phase& last = phases_.back();
+    ends_with_logits_ = last.code == kOpLinear && stages_.back().first == stages_.back().last &&
+                        static_cast<uint32_t>(last.op->out.slot) == h.logits_slot;
+  }
   const size_t floats =
       AttentionScratchFloats(kMaxAttentionQueries, static_cast<uint32_t>(h.head_dim));
   for (int i = 0; i < pool_->num_threads(); ++i) {

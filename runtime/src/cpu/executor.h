@@ -12,6 +12,7 @@
 #include "cpu/attention.h"
 #include "cpu/batch.h"
 #include "cpu/block_copy.h"
+#include "cpu/candidates.h"
 #include "cpu/kernels.h"
 #include "cpu/lora.h"
 #include "cpu/pages.h"
@@ -178,6 +179,8 @@ class Executor {
   std::unique_ptr<BatchPlaces> places_;
   const psm_batch* batch_ = nullptr;  // of the step that runs
   std::unique_ptr<Profile> profile_;
+  bool ends_with_logits_ = false;  // the last stage is the product whose rows are the logits
+  CandidateSearch candidates_;
   std::unique_ptr<ThreadPool> pool_;
 };
 

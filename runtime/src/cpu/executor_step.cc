@@ -32,6 +32,7 @@ const float* Executor::Step(const psm_batch& batch) {
   PlanStep();
   pool_->Run([](void* self, int idx) { static_cast<Executor*>(self)->RunStep(idx); }, this);
   batch_ = nullptr;
+  candidates_.Finish(batch);
   if (profile_ != nullptr) profile_->EndStep(batch);
   step_base_ += static_cast<uint32_t>(stages_.size());
   return slots_[plan_->header().logits_slot].as<float>();
@@ -57,6 +58,7 @@ void Executor::PlanStep() {
       run.num_items = NumItems(stage);
     }
   }
+  candidates_.Begin(*batch_, ends_with_logits_ ? runs_.back().cut.tile_items : 0);
 }
 
 // Which of the rows behind it a product or an attention goes on with.
@@ -240,6 +242,12 @@ void Executor::RunLinear(const Stage& stage, const StageRun& run, uint32_t item,
   kernel(a, row, row_end, tile, tile_end);
   const bool in_pairs = run.with_columns && stage.in_pairs;
   if (in_pairs) kernel(a, row, row_end, tiles + tile, tiles + tile_end);
+  if (candidates_.wanted() && &stage == &stages_.back()) {
+    const uint32_t end = std::min(a.w.rows, tile_end * kTile), part = item % cut.tile_items;
+    for (uint32_t r = row; r < row_end; ++r) {
+      candidates_.Scan(kernels_, a.out + r * a.out_stride, r, part, tile * kTile, end);
+    }
+  }
   marks->Ran(stage.first);
   if (!run.with_columns) return;
   const uint32_t cols = in_pairs ? tiles * kTile : a.w.rows;

@@ -83,6 +83,9 @@ struct AttentionArgs {
   bool join;
 };
 
+// Logits that are looked at as one for the largest of them.
+constexpr uint32_t kCandidateBlock = 256;
+
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGeluErf = 2 };
 
 using LinearKernel = void (*)(const LinearArgs& args, uint32_t row_begin, uint32_t row_end,
@@ -120,6 +123,9 @@ struct KernelTable {
   void (*attend[3])(const AttentionArgs& args);  // by KvFormat
   // n values into a pool of an 8-bit KvFormat: out[i * stride] = code of x[i] / scale, saturated.
   void (*store_kv[3])(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
+  // maxima[b] = the largest of x[b * kCandidateBlock ..], the last block as long as is left. False,
+  // and maxima worth nothing, when any of x is not finite.
+  bool (*block_maxima)(const float* x, uint32_t n, float* maxima);
 };
 
 // Positions whose softmax is taken together, at multiples of that; the parts are joined in order.

@@ -4,6 +4,7 @@
 #include "cpu/simd_avx2.h"
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
+#include "cpu/kernels_candidates.h"
 #include "cpu/kernels_linear.h"
 #include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
@@ -183,6 +184,7 @@ const KernelTable kAvx2Kernels = {
     Scale,
     {Attend<float>, Attend<F8>, Attend<int8_t>},
     {nullptr, StoreKv<F8>, StoreKv<int8_t>},
+    BlockMaxima,
 };
 
 }  // namespace cpu

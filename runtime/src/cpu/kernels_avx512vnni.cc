@@ -9,6 +9,7 @@
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
 #include "cpu/kernels_int_avx512.h"
+#include "cpu/kernels_candidates.h"
 #include "cpu/kernels_linear.h"
 #include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
@@ -38,6 +39,7 @@ const KernelTable kAvx512VnniKernels = {
     Scale,
     {Attend<float>, Attend<F8>, Attend<int8_t>},
     {nullptr, StoreKv<F8>, StoreKv<int8_t>},
+    BlockMaxima,
 };
 
 }  // namespace cpu

@@ -57,9 +57,9 @@ void BatchCheck::Check(const psm_batch& batch, const std::vector<bool>& holds_ad
 }
 
 void BatchCheck::CheckCounts(const psm_batch& batch) const {
-  if (batch.struct_size < PSM_BATCH_SIZE) {
-    Invalid(Format("struct_size is %zu, wanted at least %zu (PSM_BATCH_SIZE)", batch.struct_size,
-                   PSM_BATCH_SIZE));
+  if (batch.struct_size < PSM_BATCH_SIZE_1_2) {
+    Invalid(Format("struct_size is %zu, wanted at least %zu (PSM_BATCH_SIZE_1_2)",
+                   batch.struct_size, PSM_BATCH_SIZE_1_2));
   }
   CheckRange("num_tokens", batch.num_tokens, 1, info_.max_num_tokens);
   CheckRange("num_seqs", batch.num_seqs, 1, std::min(info_.max_batch_size, batch.num_tokens));

@@ -3,10 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "give_candidates.h"
 #include "plan_builder.h"
 #include "plansmith/plansmith.h"
 
@@ -87,8 +89,18 @@ class Driver {
     batch.block_table = table.data();
     batch.logits_rows = rows.data();
     batch.adapter_slots = adapters.data();
+    std::vector<psm_candidate> candidates;
+    if (info.samples_rows == PSM_SAMPLES_CANDIDATES) {
+      batch.num_candidates = static_cast<int32_t>(random_.Below(12));
+      candidates.resize(rows.size() * static_cast<size_t>(batch.num_candidates));
+      batch.candidates = candidates.data();
+    }
     const float* logits = nullptr;
     CHECK_OK(executor.step(executor.self, &batch, &logits));
+    for (int32_t row = 0; batch.num_candidates > 0 && row < batch.num_logits_rows; ++row) {
+      CheckCandidates(logits + row * info.vocab_size, info.vocab_size, batch.num_candidates,
+                      batch.candidates + row * batch.num_candidates);
+    }
     for (size_t i = 0; i < sequences->size(); ++i) {
       if (counts[i] == 0) continue;
       Sequence& s = (*sequences)[i];
@@ -97,6 +109,21 @@ class Driver {
       s.logits.insert(s.logits.end(), logits, logits + n);
       logits += n;
       s.done += counts[i];
+    }
+  }
+
+  // Against those found one by one. A row with what is not finite is left to its logits.
+  static void CheckCandidates(const float* row, int32_t vocab_size, int32_t k,
+                              const psm_candidate* given) {
+    std::vector<psm_candidate> wanted(static_cast<size_t>(k));
+    give_candidates(row, vocab_size, k, wanted.data());
+    const bool is_finite =
+        std::all_of(row, row + vocab_size, [](float x) { return x - x == 0.0f; });
+    if (!is_finite) wanted[0].token_id = -1;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      CHECK(given[i].token_id == wanted[i].token_id);
+      if (wanted[i].token_id < 0) return;
+      CHECK(given[i].logit == wanted[i].logit);
     }
   }
 

@@ -374,8 +374,8 @@ void CheckBadSlots(const std::string& path, const Adapter& adapter) {
   const int32_t ids[] = {1, 2}, positions[] = {0, 0}, ones[] = {1, 1}, cu[] = {0, 1, 2},
                 table[] = {0, 1}, rows[] = {0, 1};
   int32_t slots[] = {-1, 3};
-  psm_batch batch = {PSM_BATCH_SIZE, 2,    2,  2,     1,    ids,  positions,
-                     ones,           ones, cu, table, rows, slots};
+  psm_batch batch = {PSM_BATCH_SIZE, 2,  2,     2,    1,     ids, positions, ones,
+                     ones,           cu, table, rows, slots, 0,   nullptr};
   const float* logits = nullptr;
   CHECK_OK(e.step(e.self, &batch, &logits));
   for (const int32_t bad : {-2, 2, 8, INT32_MAX, INT32_MIN}) {
