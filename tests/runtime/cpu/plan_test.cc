@@ -374,7 +374,9 @@ void CheckReading() {
                     bytes.size() - 1}) {
     reads.end = at;
     const std::string cut = OpenError(file.path(), WeightsIn::kHugePages);
-    CHECK(cut.find(plansmith::Format("ends at byte %zu", at)) != std::string::npos);
+    // Several threads read: the first to see it says where it was.
+    CHECK(cut.find("ends at byte ") != std::string::npos);
+    CHECK(cut.find("it was cut while it was read") != std::string::npos);
     reads.end = SIZE_MAX;
     reads.broken_at = at;
     const std::string broken = OpenError(file.path(), WeightsIn::kHugePages);
