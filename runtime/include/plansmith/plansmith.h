@@ -374,12 +374,12 @@ enum {
 /* Options of the built-in CPU executor. */
 typedef struct psm_cpu_options {
   size_t struct_size;
-  int32_t num_threads; /* threads of the fixed pool, the calling thread included; 0 = all cores */
-  int32_t pin_threads; /* 1: pin thread i to the i-th core this process may use; default 0 */
-  const char* isa;     /* NULL = the best this machine has; else "portable", "avx2", "avx512vnni",
-                        * "avx512bf16" or "amx" (x86), "portable" or "neon" (aarch64, with dot
-                        * products) */
-  int32_t max_adapters;     /* LoRA adapters it can hold at a time; default 8, 0 = none */
+  int32_t num_threads;  /* threads of the fixed pool, the calling thread included; 0 = all cores */
+  int32_t pin_threads;  /* 1: pin thread i to the i-th core this process may use; default 0 */
+  const char* isa;      /* NULL = the best this machine has; else "portable", "avx2", "avx512vnni",
+                         * "avx512bf16" or "amx" (x86), "portable" or "neon" (aarch64, with dot
+                         * products) */
+  int32_t max_adapters; /* LoRA adapters it can hold at a time; default 8, 0 = none */
   int32_t max_adapter_rank; /* their largest rank; default 64 */
 
   /* ABI 1.3: set struct_size to PSM_CPU_OPTIONS_SIZE. */

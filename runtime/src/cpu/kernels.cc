@@ -80,8 +80,8 @@ const Isa* Isas(size_t* count) {
       {&AmxKernels(), vnni && HasAmx()},
 #endif
 #if defined(PLANSMITH_HAS_AVX512BF16)
-      {&Avx512Bf16Kernels(), vnni && __builtin_cpu_supports("avx512bf16") &&
-                                 __builtin_cpu_supports("avx512vbmi")},
+      {&Avx512Bf16Kernels(),
+       vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")},
 #endif
       {&kAvx512VnniKernels, vnni},
       {&kAvx2Kernels, avx2},

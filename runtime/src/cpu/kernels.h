@@ -141,7 +141,7 @@ extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512VnniKernels;
 const KernelTable& Avx512Bf16Kernels();  // where PLANSMITH_HAS_AVX512BF16
-const KernelTable& AmxKernels();  // where PLANSMITH_HAS_AMX: the compiler knows it
+const KernelTable& AmxKernels();         // where PLANSMITH_HAS_AMX: the compiler knows it
 #elif defined(__aarch64__)
 extern const KernelTable kNeonKernels;
 #endif

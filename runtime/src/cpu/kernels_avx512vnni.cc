@@ -8,8 +8,8 @@
 #include "cpu/simd_avx512.h"
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
-#include "cpu/kernels_int_avx512.h"
 #include "cpu/kernels_candidates.h"
+#include "cpu/kernels_int_avx512.h"
 #include "cpu/kernels_linear.h"
 #include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
