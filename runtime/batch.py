@@ -49,6 +49,7 @@ ROW_SAMPLE = np.dtype(
         ("top_logprobs", np.float32, MAX_TOP_LOGPROBS),
     ]
 )
+CANDIDATE = np.dtype([("logit", np.float32), ("token_id", np.int32)])  # psm_candidate
 COPY_KINDS = ("device", "to_host", "from_host")  # in the order of psm_block_copy.kind
 
 
@@ -95,6 +96,9 @@ class Batch:
     logits_rows : (R,) int32, ascending
     native : the psm_batch pointer itself, for executors that pass it on
     adapter_slots : (B,) int32, the slot of a sequence's adapter, -1 = none; None = no adapters in this step
+    candidates : (R, K) CANDIDATE, which step writes where describe says samples_rows = 2: the largest logits of each
+        row, best first, the lower id of equal ones. A list that ends early ends with token_id -1, which each list
+        begins with: a row that is left alone is drawn from its logits. None = none are wanted
     """
 
     input_ids: Int32Array
@@ -106,6 +110,7 @@ class Batch:
     logits_rows: Int32Array
     native: Any = dataclasses.field(repr=False)
     adapter_slots: Int32Array | None = None
+    candidates: RecordArray | None = None
 
     @classmethod
     def from_pointer(cls, batch: Any) -> Batch:
@@ -121,6 +126,7 @@ class Batch:
             block_table=table.reshape(num_seqs, batch.block_table_stride),
             logits_rows=_int32_view(batch.logits_rows, batch.num_logits_rows),
             adapter_slots=_int32_view(batch.adapter_slots, num_seqs) if batch.adapter_slots else None,
+            candidates=_candidates(batch) if batch.num_candidates > 0 else None,
             native=batch,
         )
 
@@ -193,6 +199,11 @@ class AdapterModule(NamedTuple):
         a = _float_view(module.a, module.rank * module.in_features).reshape(module.rank, module.in_features)
         b = _float_view(module.b, module.out_features * module.rank).reshape(module.out_features, module.rank)
         return cls(module.layer_idx, module.module, module.scale, a, b)
+
+
+def _candidates(batch: Any) -> RecordArray:
+    rows, each = batch.num_logits_rows, batch.num_candidates
+    return _view(batch.candidates, rows * each, CANDIDATE).reshape(rows, each)
 
 
 def _view(pointer: Any, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from fake_executor import INFO, FakeModel, greedy
 from plansmith.runtime import errors
 from plansmith.runtime.engine import Engine, SamplingParams
-from plansmith.runtime.executor import Executor, PythonExecutor, cpu_executor
+from plansmith.runtime.executor import Batch, Executor, PythonExecutor, cpu_executor
 from plansmith.runtime.native_engine import EngineOptions, NativeEngine
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
@@ -68,6 +69,46 @@ def test_logits_of_another_shape_fail_the_step(shape: tuple[int, ...]) -> None:
     wanted = pytest.raises(errors.ExecutorError, match=r"shape .*, the step wants \(1, 64\)")
     with Engine.from_executor(PythonExecutor(Wrong())) as engine, wanted:
         engine.generate([[1, 2]], GREEDY)
+
+
+class GivesCandidates(FakeModel):
+    """Writes each row's largest logits, and gives logits that would draw another token."""
+
+    def __init__(self, every_step: bool) -> None:
+        super().__init__(dataclasses.replace(INFO, samples_rows=2))
+        self._every_step = every_step
+        self.wanted: list[tuple[int, int]] = []
+
+    def step(self, batch: Batch) -> Any:
+        logits = super().step(batch)
+        if batch.candidates is None:
+            return logits
+        self.wanted.append(batch.candidates.shape)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, : batch.candidates.shape[1]]
+        if self._every_step or len(self.wanted) == 1:
+            batch.candidates["token_id"] = best
+            batch.candidates["logit"] = np.take_along_axis(logits, best, axis=1)
+            return -logits
+        return logits
+
+
+@pytest.mark.parametrize("every_step", [True, False])
+def test_draws_look_at_the_candidates_that_a_step_wrote(every_step: bool) -> None:
+    """And at the logits in a step that left them alone."""
+    model = GivesCandidates(every_step)
+    with Engine.from_executor(PythonExecutor(model)) as engine:
+        assert list(engine.generate([[1, 2]], GREEDY)[0].token_ids) == greedy([1, 2], 4)
+    assert model.wanted == [(1, 1)] * 4
+
+
+def test_top_k_draws_from_candidates_as_from_logits() -> None:
+    params = SamplingParams(max_tokens=4, temperature=1.5, top_k=3, seed=7)
+    model = GivesCandidates(True)
+    with Engine.from_executor(PythonExecutor(model)) as engine:
+        drawn = [output.token_ids for output in engine.generate([[1, 2], [3]], params)]
+    with Engine.from_executor(PythonExecutor(FakeModel())) as engine:
+        assert drawn == [output.token_ids for output in engine.generate([[1, 2], [3]], params)]
+    assert {each for _, each in model.wanted} == {4}  # one more than is kept, to see where equal ones are cut
 
 
 def test_logits_of_another_type_and_layout_are_converted() -> None:
