@@ -53,7 +53,7 @@ class CpuSession:
         arrays["logits_rows"] = np.ascontiguousarray(batch.logits_rows[order])
         struct = _struct(arrays)
         out = np.empty((len(order), self.info.vocab_size), np.float32)
-        out[order] = self._executor.step(Batch(**arrays, native=struct))
+        out[order] = self._executor.step(Batch.from_pointer(struct))
         return out
 
     def close(self) -> None:
