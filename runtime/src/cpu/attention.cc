@@ -172,66 +172,113 @@ bool AttentionWork::AttendRun(void (*attend)(const AttentionArgs&), const Tile& 
 
 namespace {
 
-// One head's K and V of one token into float pools, and into those of 8-bit
-// codes.
-struct FloatStore {
-  void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
-    float* k_to = static_cast<float*>(args.k_pool) + k_at;
-    for (size_t d = 0; k != nullptr && d < args.head_dim; ++d) k_to[d * args.block_size] = k[d];
-    if (v == nullptr) return;
-    memcpy(static_cast<float*>(args.v_pool) + v_at, v, args.head_dim * sizeof(float));
-  }
-  const KvWriteArgs& args;
-};
-struct CodeStore {
-  void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
-    if (k != nullptr) {
-      store(k, args.head_dim, args.k_scale, args.block_size,
-            static_cast<uint8_t*>(args.k_pool) + k_at);
-    }
-    if (v == nullptr) return;
-    store(v, args.head_dim, args.v_scale, 1, static_cast<uint8_t*>(args.v_pool) + v_at);
-  }
-  const KvWriteArgs& args;
-  void (*store)(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
-};
+// Positions whose keys are written together, at multiples of that: they fill whole lines.
+constexpr uint32_t kKeyRun = 16;
+constexpr size_t kLineBytes = 64;
 
 bool HasNan(const float* x, size_t n) {
-  bool found = false;
-  for (size_t i = 0; i < n; ++i) found |= x[i] != x[i];
-  return found;
+  uint32_t found = 0;  // as wide as x, so that compilers take vectors of it
+  for (size_t i = 0; i < n; ++i) found |= x[i] != x[i] ? 1u : 0u;
+  return found != 0;
 }
 
-template <typename Store>
-void WriteRows(const Store& store, const KvWriteArgs& args, const BatchPlaces& places,
-               uint32_t row_begin, uint32_t row_end) {
-  const size_t dim = args.head_dim, size = args.block_size;
-  for (uint32_t row = row_begin; row < row_end; ++row) {
-    const KvPlace place = places.place(row);
-    for (uint32_t h = 0; h < args.num_kv_heads; ++h) {
-      const size_t head = place.block * args.block_stride + h * size * dim;
-      store(args.k == nullptr ? nullptr : args.k + row * args.k_stride + h * dim,
-            args.v == nullptr ? nullptr : args.v + row * args.v_stride + h * dim,
-            head + place.offset, head + place.offset * dim);
+// Rows from `row` on that follow each other in a block.
+uint32_t KeyRun(const BatchPlaces& places, uint32_t row, uint32_t row_end) {
+  const KvPlace first = places.place(row);
+  const uint32_t most = std::min(row_end - row, kKeyRun - first.offset % kKeyRun);
+  uint32_t n = 1;
+  while (n < most && places.place(row + n).block == first.block &&
+         places.place(row + n).offset == first.offset + n) {
+    ++n;
+  }
+  return n;
+}
+
+// Of one head of K and V: rows [row, row + n) to `place` and those behind it.
+struct KvRun {
+  KvPlace place;
+  uint32_t row, n, head;
+};
+
+class KvWriter {
+ public:
+  KvWriter(const KernelTable& kernels, const KvWriteArgs& args)
+      : kernels_(kernels), args_(args), value_bytes_(KvValueBytes(args.kv_format)) {}
+
+  void Write(const KvRun& run) const {
+    const KvWriteArgs& a = args_;
+    const size_t dim = a.head_dim;
+    if (a.k != nullptr) {
+      kernels_.store_keys[a.kv_format](a.k + run.row * a.k_stride + run.head * dim, a.k_stride,
+                                       run.n, a.head_dim, a.k_scale, a.block_size, Keys(run));
+    }
+    if (a.v == nullptr) return;
+    uint8_t* to = Values(run);
+    for (size_t row = run.row; row < run.row + run.n; ++row, to += dim * value_bytes_) {
+      const float* v = a.v + row * a.v_stride + run.head * dim;
+      if (a.kv_format == kKvF32) {
+        memcpy(to, v, dim * sizeof(float));
+      } else {
+        kernels_.store_kv[a.kv_format](v, a.head_dim, a.v_scale, 1, to);
+      }
     }
   }
-}
+
+  // Each value of K is on a line of its own where blocks are large, too far from the next one for
+  // the processor to guess.
+  void Prefetch(const KvRun& run) const {
+    const size_t stride = args_.block_size * value_bytes_;
+    if (args_.k == nullptr || stride <= kLineBytes) return;
+    const uint8_t* k = Keys(run);
+    for (size_t d = 0; d < args_.head_dim; ++d) __builtin_prefetch(k + d * stride, 1);
+  }
+
+ private:
+  size_t Head(const KvRun& run) const {
+    return run.place.block * args_.block_stride +
+           static_cast<size_t>(run.head) * args_.block_size * args_.head_dim;
+  }
+  uint8_t* Keys(const KvRun& run) const {
+    return static_cast<uint8_t*>(args_.k_pool) + (Head(run) + run.place.offset) * value_bytes_;
+  }
+  uint8_t* Values(const KvRun& run) const {
+    const size_t at = static_cast<size_t>(run.place.offset) * args_.head_dim;
+    return static_cast<uint8_t*>(args_.v_pool) + (Head(run) + at) * value_bytes_;
+  }
+
+  const KernelTable& kernels_;
+  const KvWriteArgs& args_;
+  const size_t value_bytes_;
+};
 
 }  // namespace
 
 void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPlaces& places,
              uint32_t row_begin, uint32_t row_end) {
-  if (args.kv_format == kKvF32) {
-    WriteRows(FloatStore{args}, args, places, row_begin, row_end);
-  } else {
-    WriteRows(CodeStore{args, kernels.store_kv[args.kv_format]}, args, places, row_begin, row_end);
-    if (args.kv_format != kKvI8) return;
-    const size_t width = static_cast<size_t>(args.num_kv_heads) * args.head_dim;
-    for (uint32_t row = row_begin; row < row_end; ++row) {
-      if (HasNan(args.k + row * args.k_stride, width) ||
-          HasNan(args.v + row * args.v_stride, width)) {
-        args.q[row * args.q_stride] = NAN;
-      }
+  if (row_begin == row_end) return;
+  const KvWriter writer(kernels, args);
+  const auto run_at = [&](uint32_t row) {
+    return KvRun{places.place(row), row, KeyRun(places, row, row_end), 0};
+  };
+  KvRun run = run_at(row_begin);
+  writer.Prefetch(run);
+  for (;;) {
+    KvRun next = run;
+    if (++next.head == args.num_kv_heads) {
+      if (run.row + run.n == row_end) break;
+      next = run_at(run.row + run.n);
+    }
+    writer.Prefetch(next);
+    writer.Write(run);
+    run = next;
+  }
+  writer.Write(run);
+  if (args.kv_format != kKvI8) return;
+  const size_t width = static_cast<size_t>(args.num_kv_heads) * args.head_dim;
+  for (uint32_t row = row_begin; row < row_end; ++row) {
+    if (HasNan(args.k + row * args.k_stride, width) ||
+        HasNan(args.v + row * args.v_stride, width)) {
+      args.q[row * args.q_stride] = NAN;
     }
   }
 }

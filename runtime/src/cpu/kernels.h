@@ -123,6 +123,10 @@ struct KernelTable {
   void (*attend[3])(const AttentionArgs& args);  // by KvFormat
   // n values into a pool of an 8-bit KvFormat: out[i * stride] = code of x[i] / scale, saturated.
   void (*store_kv[3])(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
+  // n values of each of num_rows >= 1 rows to neighbouring positions of a pool of a KvFormat:
+  // out[d * block_size + i] = x[i * x_stride + d], of 8-bit formats its code as by store_kv.
+  void (*store_keys[3])(const float* x, size_t x_stride, uint32_t num_rows, uint32_t n, float scale,
+                        size_t block_size, void* out);
   // maxima[b] = the largest of x[b * kCandidateBlock ..], the last block as long as is left. False,
   // and maxima worth nothing, when any of x is not finite.
   bool (*block_maxima)(const float* x, uint32_t n, float* maxima);

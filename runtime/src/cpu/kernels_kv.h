@@ -40,8 +40,44 @@ template <typename T>
 void StoreKv(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out) {
   ForVectors(n, [&](uint32_t i, uint32_t lanes) {
     T codes[kLanes];
-    StoreCodes(VDiv(LoadUpTo(x + i, lanes), VSet1(scale)), lanes, codes);
+    const V v = VDiv(LoadUpTo(x + i, lanes), VSet1(scale));
+    if (stride == 1) return StoreCodes(v, lanes, reinterpret_cast<T*>(out + i));
+    StoreCodes(v, lanes, codes);
     for (uint32_t j = 0; j < lanes; ++j) out[(i + j) * stride] = static_cast<uint8_t>(codes[j]);
+  });
+}
+
+inline void StoreKey(V v, uint32_t lanes, float, float* out) { StoreUpTo(out, v, lanes); }
+template <typename T>
+inline void StoreKey(V v, uint32_t lanes, float scale, T* out) {
+  StoreCodes(VDiv(v, VSet1(scale)), lanes, out);
+}
+inline void StoreOneKey(const float* x, uint32_t n, float, size_t stride, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i * stride] = x[i];
+}
+template <typename T>
+inline void StoreOneKey(const float* x, uint32_t n, float scale, size_t stride, T* out) {
+  StoreKv<T>(x, n, scale, stride, reinterpret_cast<uint8_t*>(out));
+}
+
+// kLanes rows by kLanes values at a time, turned in registers: a store is a whole vector of
+// positions. Writes the values asked for and no others.
+template <typename T>
+void StoreKeys(const float* x, size_t x_stride, uint32_t num_rows, uint32_t n, float scale,
+               size_t block_size, void* out) {
+  T* const keys = static_cast<T*>(out);
+  if (num_rows == 1) return StoreOneKey(x, n, scale, block_size, keys);
+  ForVectors(num_rows, [&](uint32_t row, uint32_t rows) {
+    ForVectors(n, [&](uint32_t d, uint32_t lanes) {
+      V v[kLanes];
+      for (uint32_t i = 0; i < kLanes; ++i) {
+        v[i] = i < rows ? LoadUpTo(x + (row + i) * x_stride + d, lanes) : VSet1(0.0f);
+      }
+      VTranspose(v);
+      for (uint32_t j = 0; j < lanes; ++j) {
+        StoreKey(v[j], rows, scale, keys + (d + j) * block_size + row);
+      }
+    });
   });
 }
 

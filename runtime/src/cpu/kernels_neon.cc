@@ -39,6 +39,7 @@ const KernelTable kNeonKernels = {
     Scale,
     {Attend<float>, Attend<F8>, Attend<int8_t>},
     {nullptr, StoreKv<F8>, StoreKv<int8_t>},
+    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
     BlockMaxima,
 };
 

@@ -88,6 +88,7 @@ const KernelTable kPortableKernels = {
     Scale,
     {Attend<float>, Attend<F8>, Attend<int8_t>},
     {nullptr, StoreKv<F8>, StoreKv<int8_t>},
+    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
     BlockMaxima,
 };
 

@@ -49,6 +49,24 @@ inline V VPow2(V n) {
   const __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
 }
+// Lane j of v[i] to lane i of v[j].
+inline void VTranspose(V (&v)[kLanes]) {
+  V x[kLanes];  // x[4 g + j], half h: of v[4 g .. 4 g + 3] lane 4 h + j
+  for (uint32_t i = 0; i < kLanes; i += 4) {
+    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(v[i], v[i + 1]));
+    const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(v[i], v[i + 1]));
+    const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(v[i + 2], v[i + 3]));
+    const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(v[i + 2], v[i + 3]));
+    x[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    x[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    x[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    x[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+  }
+  for (uint32_t j = 0; j < 4; ++j) {
+    v[j] = _mm256_permute2f128_ps(x[j], x[4 + j], 0x20);
+    v[4 + j] = _mm256_permute2f128_ps(x[j], x[4 + j], 0x31);
+  }
+}
 inline float VReduceAdd(V v) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));

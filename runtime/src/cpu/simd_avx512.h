@@ -54,6 +54,30 @@ inline V VPow2(V n) {
   const __m512i bits = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
 }
+// Lane j of v[i] to lane i of v[j].
+inline void VTranspose(V (&v)[kLanes]) {
+  V x[kLanes];  // x[4 g + j], quarter q: of v[4 g .. 4 g + 3] lane 4 q + j
+  for (uint32_t i = 0; i < kLanes; i += 4) {
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(v[i], v[i + 1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(v[i], v[i + 1]));
+    const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(v[i + 2], v[i + 3]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(v[i + 2], v[i + 3]));
+    x[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    x[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    x[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    x[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+  }
+  for (uint32_t j = 0; j < 4; ++j) {
+    const V low = _mm512_shuffle_f32x4(x[j], x[4 + j], 0x44);
+    const V high = _mm512_shuffle_f32x4(x[j], x[4 + j], 0xEE);
+    const V low2 = _mm512_shuffle_f32x4(x[8 + j], x[12 + j], 0x44);
+    const V high2 = _mm512_shuffle_f32x4(x[8 + j], x[12 + j], 0xEE);
+    v[j] = _mm512_shuffle_f32x4(low, low2, 0x88);
+    v[4 + j] = _mm512_shuffle_f32x4(low, low2, 0xDD);
+    v[8 + j] = _mm512_shuffle_f32x4(high, high2, 0x88);
+    v[12 + j] = _mm512_shuffle_f32x4(high, high2, 0xDD);
+  }
+}
 inline float VReduceAdd(V v) { return _mm512_reduce_add_ps(v); }
 inline float VReduceMax(V v) { return _mm512_reduce_max_ps(v); }
 // The first n lanes, integral and within int8; any value for a NaN.

@@ -52,6 +52,17 @@ inline V VPowerBelow(V a) {
 inline V VPow2(V n) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
 }
+// Lane j of v[i] to lane i of v[j].
+inline void VTranspose(V (&v)[kLanes]) {
+  const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(v[0], v[1]));
+  const float64x2_t b = vreinterpretq_f64_f32(vtrn2q_f32(v[0], v[1]));
+  const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(v[2], v[3]));
+  const float64x2_t d = vreinterpretq_f64_f32(vtrn2q_f32(v[2], v[3]));
+  v[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c));
+  v[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
+  v[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+  v[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+}
 inline float VReduceAdd(V v) { return vaddvq_f32(v); }  // (0 + 1) + (2 + 3)
 inline float VReduceMax(V v) { return vmaxvq_f32(v); }
 // The first n lanes, integral and within int8; 0 for a NaN.

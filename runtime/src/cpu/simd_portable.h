@@ -99,6 +99,16 @@ inline V VPow2(V n) {
     return r;
   });
 }
+// Lane j of v[i] to lane i of v[j].
+inline void VTranspose(V (&v)[kLanes]) {
+  for (uint32_t i = 0; i < kLanes; ++i) {
+    for (uint32_t j = 0; j < i; ++j) {
+      const float x = v[i].f[j];
+      v[i].f[j] = v[j].f[i];
+      v[j].f[i] = x;
+    }
+  }
+}
 inline float VReduceAdd(V v) {
   const float* f = v.f;
   return ((f[0] + f[4]) + (f[2] + f[6])) + ((f[1] + f[5]) + (f[3] + f[7]));

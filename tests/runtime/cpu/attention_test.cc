@@ -294,6 +294,77 @@ void TestThreads(const KernelTable& kernels, const Case& c, uint32_t format, Ran
   }
 }
 
+// What pools hold after WriteKv in pieces, K and V each by themselves and heads apart too, against
+// one value after the other; blocks that nobody gave stay as they were.
+void TestWrites(const KernelTable& kernels, uint32_t format, Random* random) {
+  for (uint32_t block = 1; block <= 256; block *= 2) {
+    const uint32_t dims[] = {1, 16, 33, 64};
+    const Case c = {
+        6, 3, dims[random->Below(4)], block, 1 + static_cast<int32_t>(random->Below(300)), 0, 0};
+    Sequence s = MakeSequence(c, format, random);
+    const size_t kv_width = static_cast<size_t>(c.kv_heads) * c.dim, width = 2 * kv_width;
+    const size_t bytes = KvValueBytes(format), head = static_cast<size_t>(c.dim) * block;
+    std::vector<uint8_t> k_want = s.k_pool, v_want = s.v_pool;
+    const auto put = [&](const float* x, float scale, std::vector<uint8_t>* pool, size_t at) {
+      if (format == kKvF32) return static_cast<void>(memcpy(&(*pool)[at * bytes], x, bytes));
+      kernels.store_kv[format](x, 1, scale, 1, &(*pool)[at]);
+    };
+    for (size_t t = 0; t < static_cast<size_t>(c.kv_len); ++t) {
+      const size_t first = static_cast<size_t>(s.table[t / block]) * kv_width * block;
+      for (size_t i = 0; i < kv_width; ++i) {
+        const size_t at = first + i / c.dim * head, d = i % c.dim, pos = t % block;
+        put(&s.k[t * kv_width + i], kKScale, &k_want, at + d * block + pos);
+        put(&s.v[t * kv_width + i], kVScale, &v_want, at + pos * c.dim + d);
+      }
+    }
+    BatchPlaces places(ModelOf(c), static_cast<int32_t>(s.table.size()));
+    for (int32_t done = 0; done < c.kv_len;) {
+      const int32_t n = std::min(c.kv_len - done, 1 + static_cast<int32_t>(random->Below(70)));
+      Step step;
+      SetStep(s, done, n, &step);
+      places.Set(step.batch);
+      const size_t first = static_cast<size_t>(done);
+      const KvWriteArgs all = {s.k.data() + first * kv_width,
+                               kv_width,
+                               s.v.data() + first * kv_width,
+                               kv_width,
+                               format,
+                               kKScale,
+                               kVScale,
+                               s.k_pool.data(),
+                               s.v_pool.data(),
+                               kv_width * block,
+                               s.q.data() + first * width,
+                               width,
+                               c.kv_heads,
+                               c.dim,
+                               block};
+      const uint32_t rows = static_cast<uint32_t>(n), cut = random->Below(rows + 1);
+      KvWriteArgs k = all, v = all;  // of the last two heads, and of all
+      k.v = nullptr;
+      v.k = nullptr;
+      k.k += c.dim;
+      k.k_pool = s.k_pool.data() + head * bytes;
+      k.num_kv_heads = 2;
+      KvWriteArgs k0 = all;
+      k0.v = nullptr;
+      k0.num_kv_heads = 1;
+      for (const KvWriteArgs& a : {k, k0, v}) {
+        if (format == kKvI8) continue;  // they look at whole rows for a NaN
+        WriteKv(kernels, a, places, 0, cut);
+        WriteKv(kernels, a, places, cut, rows);
+      }
+      if (format == kKvI8) {
+        WriteKv(kernels, all, places, 0, cut);
+        WriteKv(kernels, all, places, cut, rows);
+      }
+      done += n;
+    }
+    CHECK(s.k_pool == k_want);
+    CHECK(s.v_pool == v_want);
+  }
+}
+
 // Rows that see a number that is none, or too large for one, tell; the others do not change.
 void TestPoison(const KernelTable& kernels, Random* random) {
   const Case c = {6, 2, 40, 16, 2 * static_cast<int32_t>(kAttentionUnit) + 9, 0, 0};
@@ -348,6 +419,9 @@ int main() {
       TestThreads(*kernels, c, c.window > 0 ? kKvI8 : kKvF32, &random);
     }
     TestPoison(*kernels, &random);
+    for (int round = 0; round < 2; ++round) {
+      for (uint32_t format : {kKvF32, kKvF8, kKvI8}) TestWrites(*kernels, format, &random);
+    }
     printf("%s: ok\n", kernels->name);
   }
   return 0;

@@ -61,6 +61,36 @@ void TestStores(const KernelTable& kernels, uint32_t format) {
     CheckStored(kernels, format, random.Floats(500, size), 1.0f);
 }
 
+// store_keys puts what store_kv, or a plain copy, puts row by row, and touches nothing else.
+void TestKeys(const KernelTable& kernels, uint32_t format, Random* random) {
+  const size_t value = format == kKvF32 ? sizeof(float) : 1;
+  for (uint32_t block : {1u, 2u, 3u, 8u, 15u, 16u, 32u, 37u, 64u, 256u}) {
+    for (uint32_t dim : {1u, 7u, 16u, 33u, 64u, 80u, 129u}) {
+      const uint32_t first = random->Below(block), rows = 1 + random->Below(block - first);
+      const size_t stride = dim + random->Below(9);
+      std::vector<float> x = random->Floats(rows * stride, 3);
+      x[random->Below(static_cast<uint32_t>(x.size()))] = format == kKvI8 ? INFINITY : NAN;
+      const std::vector<uint8_t> old(block * dim * value, 0xA5);
+      std::vector<uint8_t> want = old, got = old;
+      for (uint32_t i = 0; i < rows; ++i) {
+        uint8_t* to = want.data() + (first + i) * value;
+        const float* from = x.data() + i * stride;
+        if (format != kKvF32) {
+          kernels.store_kv[format](from, dim, 0.02f, block, to);
+          continue;
+        }
+        for (size_t d = 0; d < dim; ++d) memcpy(to + d * block * value, from + d, value);
+      }
+      kernels.store_keys[format](x.data(), stride, rows, dim, 0.02f, block,
+                                 got.data() + first * value);
+      if (got == want) continue;
+      fprintf(stderr, "%s KV %u: %u keys of %u values from position %u of a block of %u differ\n",
+              kernels.name, format, rows, dim, first, block);
+      exit(1);
+    }
+  }
+}
+
 // A NaN stays one in the pool, with its sign.
 void TestNan(const KernelTable& kernels) {
   for (uint32_t n = 1; n < 20; ++n) {
@@ -115,6 +145,10 @@ int main() {
       TestReads(*kernels, format);
     }
     TestNan(*kernels);
+    Random random(9);
+    for (int round = 0; round < 20; ++round) {
+      for (uint32_t format : {kKvF32, kKvF8, kKvI8}) TestKeys(*kernels, format, &random);
+    }
   }
   return 0;
 }
