@@ -53,6 +53,17 @@ class Pages {
     return *this;
   }
 
+  // Has the system give the first `bytes` of them now; they stay zero. Where it cannot (Linux
+  // before 5.14, other systems), they come when first touched.
+  void Populate(size_t bytes) const {
+#if defined(__linux__)
+    constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+    if (base_ != nullptr) madvise(base_, bytes, kPopulateWrite);
+#else
+    static_cast<void>(bytes);
+#endif
+  }
+
   template <typename T>
   T* as() const {
     return static_cast<T*>(static_cast<void*>(base_));
