@@ -16,7 +16,7 @@ constexpr uint32_t kSlack = 64;  // bytes behind pools and slots, for vectors th
 // Of the pool, which gives out its blocks from the front: what the system does not have to find and
 // zero in the midst of a step, 0.2 ms for a huge page and up to 4 ms where a virtual machine's host
 // has none ready. All of a large pool would open slowly and hold what few requests never use.
-constexpr size_t kPoolReadyBytes = 256u << 20;
+constexpr size_t kPoolReadyBytes = 128u << 20;
 
 size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
