@@ -12,6 +12,7 @@
 #if !defined(__clang__)
 // GCC 12's own AVX-512 header reads variables that it means to leave undefined (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
 #endif
