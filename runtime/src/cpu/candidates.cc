@@ -16,7 +16,7 @@ bool Better(const psm_candidate& a, const psm_candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token_id < b.token_id;
 }
 
-// The k best of what is offered in the order of token ids.
+// The k best of what is offered; of equal logits the lower id has to come first.
 class BestK {
  public:
   BestK(psm_candidate* list, uint32_t k) : list_(list), k_(k) {}
@@ -87,8 +87,8 @@ void CandidateSearch::JoinRow(uint32_t row, psm_candidate* out) const {
   for (uint32_t part = 0; part < num_parts_; ++part) {
     if (*NumOf(row, part) == kBad) return;
   }
-  // Parts are columns in order, so ids are offered in order of their logit within a part alone:
-  // equal ones of one part come lower id first, and earlier parts have the lower ids.
+  // Equal logits are offered with the lower id first, as BestK wants them: lists have them so, and
+  // the ids of a part are below those of the next.
   BestK best(out, k_);
   for (uint32_t part = 0; part < num_parts_; ++part) {
     const psm_candidate* list = ListOf(row, part);

@@ -3,11 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/simd_avx2.h"
 // The vectors above come first: what follows is written over them.
-#include "cpu/kernels_attention.h"
-#include "cpu/kernels_candidates.h"
-#include "cpu/kernels_linear.h"
-#include "cpu/kernels_round.h"
-#include "cpu/kernels_rows.h"
+#include "cpu/kernels_table.h"
 #include "cpu/kernels_weights_avx2.h"
 
 namespace plansmith {
@@ -163,30 +159,14 @@ void LinearI8(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32_
 
 }  // namespace
 
-const KernelTable kAvx2Kernels = {
-    "avx2",
-    {Linear<FloatBlock<F32Weights, 6, 1, 1>>, Linear<FloatBlock<Bf16Weights, 6, 1, 1>>,
-     Linear<FloatBlock<I8Weights, 4, 1, 2>>,
-     LinearI4<FloatBlock<I4Weights, 4, 1, 2>, FloatBlock<I4ZeroWeights, 4, 1, 2>>,
-     Linear<FloatBlock<F16Weights, 6, 1, 2>>, Linear<FloatBlock<F8Weights, 4, 1, 2>>,
-     Linear<FloatBlock<F4Weights, 4, 1, 2>>},
-    {nullptr, nullptr, LinearI8, Linear<IntBlock<DotI4, 2>>, nullptr,
-     Linear<FloatBlock<F8Weights, 4, 1, 2, CodeInput>>, nullptr},
-    QuantizeRow,
-    QuantizeRowStatic,
-    RoundRow,
-    Mul,
-    RmsNorm,
-    Rope,
-    Glu,
-    Add,
-    Softcap,
-    Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
-    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
-    BlockMaxima,
-};
+const KernelTable kAvx2Kernels = TableOf(
+    "avx2", {{Linear<FloatBlock<F32Weights, 6, 1, 1>>, Linear<FloatBlock<Bf16Weights, 6, 1, 1>>,
+              Linear<FloatBlock<I8Weights, 4, 1, 2>>,
+              LinearI4<FloatBlock<I4Weights, 4, 1, 2>, FloatBlock<I4ZeroWeights, 4, 1, 2>>,
+              Linear<FloatBlock<F16Weights, 6, 1, 2>>, Linear<FloatBlock<F8Weights, 4, 1, 2>>,
+              Linear<FloatBlock<F4Weights, 4, 1, 2>>},
+             {nullptr, nullptr, LinearI8, Linear<IntBlock<DotI4, 2>>, nullptr,
+              Linear<FloatBlock<F8Weights, 4, 1, 2, CodeInput>>, nullptr}});
 
 }  // namespace cpu
 }  // namespace plansmith

@@ -7,41 +7,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/simd_avx512.h"
 // The vectors above come first: what follows is written over them.
-#include "cpu/kernels_attention.h"
-#include "cpu/kernels_candidates.h"
 #include "cpu/kernels_int_avx512.h"
-#include "cpu/kernels_linear.h"
-#include "cpu/kernels_round.h"
-#include "cpu/kernels_rows.h"
+#include "cpu/kernels_table.h"
 #include "cpu/kernels_weights_avx512.h"
 
 namespace plansmith {
 namespace cpu {
 
-const KernelTable kAvx512VnniKernels = {
-    "avx512vnni",
-    {Linear<FloatBlock<F32Weights, 8, 3, 1>>, Linear<FloatBlock<Bf16Weights, 8, 3, 3>>,
-     Linear<FloatBlock<I8Weights, 8, 3, 4>>,
-     LinearI4<FloatBlock<I4Weights, 8, 3, 4>, FloatBlock<I4ZeroWeights, 8, 3, 4>>,
-     Linear<FloatBlock<F16Weights, 8, 3, 3>>, Linear<FloatBlock<F8Weights, 8, 3, 4>>,
-     Linear<FloatBlock<F4Weights, 8, 3, 4>>},
-    {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr,
-     Linear<FloatBlock<F8Weights, 8, 3, 4, CodeInput>>, nullptr},
-    QuantizeRow,
-    QuantizeRowStatic,
-    RoundRow,
-    Mul,
-    RmsNorm,
-    Rope,
-    Glu,
-    Add,
-    Softcap,
-    Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
-    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
-    BlockMaxima,
-};
+const KernelTable kAvx512VnniKernels =
+    TableOf("avx512vnni",
+            {{Linear<FloatBlock<F32Weights, 8, 3, 1>>, Linear<FloatBlock<Bf16Weights, 8, 3, 3>>,
+              Linear<FloatBlock<I8Weights, 8, 3, 4>>,
+              LinearI4<FloatBlock<I4Weights, 8, 3, 4>, FloatBlock<I4ZeroWeights, 8, 3, 4>>,
+              Linear<FloatBlock<F16Weights, 8, 3, 3>>, Linear<FloatBlock<F8Weights, 8, 3, 4>>,
+              Linear<FloatBlock<F4Weights, 8, 3, 4>>},
+             {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr,
+              Linear<FloatBlock<F8Weights, 8, 3, 4, CodeInput>>, nullptr}});
 
 }  // namespace cpu
 }  // namespace plansmith

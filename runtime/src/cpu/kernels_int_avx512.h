@@ -109,7 +109,7 @@ struct IntBlock {
         static_cast<const float*>(a.w.scales) + static_cast<size_t>(tile) * num_groups * kTile;
     o.row_scales = a.q_scales + static_cast<size_t>(row) * q_groups;
     o.row_sums = a.q_sums + static_cast<size_t>(row) * num_groups;
-    // Lines of a large output are far away when they are written: asked for now.
+    // Lines of a large output are far from the caches: asked for before they are written.
     for (uint32_t i = 0; i < kSums; ++i) {
       const float* out = a.out + (row + i / NT) * a.out_stride + (tile + i % NT) * kTile;
       _mm_prefetch(reinterpret_cast<const char*>(out), _MM_HINT_T0);

@@ -7,41 +7,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/simd_neon.h"
 // The vectors above come first: what follows is written over them.
-#include "cpu/kernels_attention.h"
-#include "cpu/kernels_candidates.h"
 #include "cpu/kernels_int_neon.h"
-#include "cpu/kernels_linear.h"
-#include "cpu/kernels_round.h"
-#include "cpu/kernels_rows.h"
+#include "cpu/kernels_table.h"
 #include "cpu/kernels_weights_neon.h"
 
 namespace plansmith {
 namespace cpu {
 
-const KernelTable kNeonKernels = {
-    "neon",
-    {Linear<FloatBlock<F32Weights, 6, 1, 3>>, Linear<FloatBlock<Bf16Weights, 6, 1, 3>>,
-     Linear<FloatBlock<I8Weights, 4, 1, 2>>,
-     LinearI4<FloatBlock<I4Weights, 4, 1, 2>, FloatBlock<I4ZeroWeights, 4, 1, 2>>,
-     Linear<FloatBlock<F16Weights, 6, 1, 3>>, Linear<FloatBlock<F8Weights, 4, 1, 3>>,
-     Linear<FloatBlock<F4Weights, 4, 1, 1>>},
-    {nullptr, nullptr, Linear<IntBlock<DotI8, 4>>, Linear<IntBlock<DotI4, 4>>, nullptr,
-     Linear<FloatBlock<F8Weights, 4, 1, 3, CodeInput>>, nullptr},
-    QuantizeRow,
-    QuantizeRowStatic,
-    RoundRow,
-    Mul,
-    RmsNorm,
-    Rope,
-    Glu,
-    Add,
-    Softcap,
-    Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
-    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
-    BlockMaxima,
-};
+const KernelTable kNeonKernels = TableOf(
+    "neon", {{Linear<FloatBlock<F32Weights, 6, 1, 3>>, Linear<FloatBlock<Bf16Weights, 6, 1, 3>>,
+              Linear<FloatBlock<I8Weights, 4, 1, 2>>,
+              LinearI4<FloatBlock<I4Weights, 4, 1, 2>, FloatBlock<I4ZeroWeights, 4, 1, 2>>,
+              Linear<FloatBlock<F16Weights, 6, 1, 3>>, Linear<FloatBlock<F8Weights, 4, 1, 3>>,
+              Linear<FloatBlock<F4Weights, 4, 1, 1>>},
+             {nullptr, nullptr, Linear<IntBlock<DotI8, 4>>, Linear<IntBlock<DotI4, 4>>, nullptr,
+              Linear<FloatBlock<F8Weights, 4, 1, 3, CodeInput>>, nullptr}});
 
 }  // namespace cpu
 }  // namespace plansmith

@@ -3,10 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/simd_portable.h"
 // The vectors above come first: what follows is written over them.
-#include "cpu/kernels_attention.h"
-#include "cpu/kernels_candidates.h"
-#include "cpu/kernels_round.h"
-#include "cpu/kernels_rows.h"
+#include "cpu/kernels_table.h"
 #include "cpu/kernels_weights_portable.h"
 
 namespace plansmith {
@@ -67,30 +64,14 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
 
 }  // namespace
 
-const KernelTable kPortableKernels = {
-    "portable",
-    {Linear<FloatBlock<F32Weights, 1, 1, 1>>, Linear<FloatBlock<Bf16Weights, 1, 1, 1>>,
-     Linear<FloatBlock<I8Weights, 1, 1, 1>>,
-     LinearI4<FloatBlock<I4Weights, 1, 1, 1>, FloatBlock<I4ZeroWeights, 1, 1, 1>>,
-     Linear<FloatBlock<F16Weights, 1, 1, 1>>, Linear<FloatBlock<F8Weights, 1, 1, 1>>,
-     Linear<FloatBlock<F4Weights, 1, 1, 1>>},
-    {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr,
-     Linear<FloatBlock<F8Weights, 1, 1, 1, CodeInput>>, nullptr},
-    QuantizeRow,
-    QuantizeRowStatic,
-    RoundRow,
-    Mul,
-    RmsNorm,
-    Rope,
-    Glu,
-    Add,
-    Softcap,
-    Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
-    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
-    BlockMaxima,
-};
+const KernelTable kPortableKernels = TableOf(
+    "portable", {{Linear<FloatBlock<F32Weights, 1, 1, 1>>, Linear<FloatBlock<Bf16Weights, 1, 1, 1>>,
+                  Linear<FloatBlock<I8Weights, 1, 1, 1>>,
+                  LinearI4<FloatBlock<I4Weights, 1, 1, 1>, FloatBlock<I4ZeroWeights, 1, 1, 1>>,
+                  Linear<FloatBlock<F16Weights, 1, 1, 1>>, Linear<FloatBlock<F8Weights, 1, 1, 1>>,
+                  Linear<FloatBlock<F4Weights, 1, 1, 1>>},
+                 {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr,
+                  Linear<FloatBlock<F8Weights, 1, 1, 1, CodeInput>>, nullptr}});
 
 }  // namespace cpu
 }  // namespace plansmith
