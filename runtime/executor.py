@@ -325,7 +325,8 @@ def cpu_executor(
     max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
     weights : where they lie: "auto", "mapped" (shared between processes) or "huge_pages" (this process's own)
     profile : note the time of each op, for Executor.profile and Engine.profile; costs less than 1 % of a step
-    raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks
+    raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks,
+        InvalidArgumentError for an isa that this build does not know, and for other options out of range
     """
     if weights not in _WEIGHTS:
         raise InvalidArgumentError(f"weights is {weights!r}, it must be one of {', '.join(_WEIGHTS)}")
