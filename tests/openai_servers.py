@@ -51,6 +51,8 @@ class ScriptedModel(FakeModel):
     """Says its script after the last <|im_start|>assistant, then ends; without one it goes on for ever with "a".
 
     script : what it says; may be set between requests
+    hold_at, go_on : before token `hold_at` of the script it waits for `go_on`, so that a test can hold an answer
+        in its middle
     """
 
     def __init__(self, tokenizer: Tokenizer, script: str = "", **options: Any) -> None:
@@ -60,6 +62,8 @@ class ScriptedModel(FakeModel):
         self._eos = tokenizer.eos_token_ids[0]
         self._a = tokenizer.encode("a", add_special_tokens=False)[0]
         self.script = script
+        self.hold_at = -1
+        self.go_on = threading.Event()
 
     def _logits(self, history: History, slot: int) -> Float32Array:
         logits = np.zeros(VOCAB_SIZE, np.float32)
@@ -72,6 +76,8 @@ class ScriptedModel(FakeModel):
             if list(history[at : at + size]) == self._begin:
                 said = self._tokenizer.encode(self.script, add_special_tokens=False)
                 k = len(history) - at - size
+                if k == self.hold_at:
+                    assert self.go_on.wait(30)
                 return said[k] if k < len(said) else self._eos
         return self._a
 

@@ -84,7 +84,7 @@ def test_overwriting_answers_have_all_text(
         asked = end_to_end(PROMPT, 2000, stream=True, end_id=-1)
         answers = client.ask(asked, "1", ["text_output"])
     texts = [answer["text_output"][0].decode() for answer in answers]
-    assert len(texts) > 2 and texts[-1] == text_of_ids(expected(PROMPT, 2000, ignore_eos=True)[0])
+    assert len(texts) > 1 and texts[-1] == text_of_ids(expected(PROMPT, 2000, ignore_eos=True)[0])
     assert all(texts[-1].startswith(text) for text in texts)
 
 

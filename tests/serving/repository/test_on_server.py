@@ -89,7 +89,7 @@ def test_answers_of_a_stream_stay_in_order_with_three_instances(server: RunningT
         ]
         assert "".join(pieces) == whole
         count += len(pieces)
-    assert count > 8  # a busy machine sends more tokens at once, but not all of them
+    assert count > 4  # a busy machine sends more tokens at once, but not all of them
 
 
 def test_types_and_sizes_are_the_older_ones(server: RunningTriton) -> None:
