@@ -12,6 +12,8 @@ from .scheme import FLOAT, FP4_GROUP, ROW, KvFormat, Quantization, Scheme
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 
+GROUP_SIZES = (128, 64, 32)  # columns that share a scale, in the order they are tried: SmolLM2's 576 take 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
@@ -22,6 +24,7 @@ class Precision:
     head_bits : bits of the embedding and the logits product (they share one table when tied)
     float_type : what is not quantized is stored as
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
+    int8_groups : whether int8 weights have groups of columns as int4's do, as on the cpu target; else one scale an output
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
     kv_format : of the KV pools where `quantization` is None; other than float of a draft alone, whose scales are those
@@ -33,6 +36,7 @@ class Precision:
     head_bits: int
     float_type: FloatType = "float16"
     rounds_inputs: bool = False
+    int8_groups: bool = False
     quantization: Quantization | None = None
     kept_float: tuple[str, ...] = ()
     kv_format: KvFormat = "float"
@@ -59,19 +63,30 @@ class Precision:
         bits = self.head_bits if name == "lm_head" else self.weight_bits
         if bits > 8 or name in self.kept_float:
             return FLOAT
-        group = int4_group_size(in_features) if bits == 4 else ROW
+        group = self._group_size(bits, in_features)
         if not self.rounds_inputs:
             return Scheme("int8" if bits == 8 else "int4", group)
-        return Scheme(
-            "int8" if bits == 8 else "int4",
-            group,
-            input="int8",
-            input_group=activation_group_size(group, in_features),
-        )
+        return Scheme("int8" if bits == 8 else "int4", group, input="int8", input_group=group)
+
+    def _group_size(self, bits: int, in_features: int) -> int:
+        """Return how many columns of a weight share a scale; ROW = all of an output."""
+        if bits == 8 and not self.int8_groups:
+            return ROW
+        group = group_size(in_features)
+        if group == ROW and bits == 4:
+            raise InvalidArgumentError(
+                f"int4 needs an input size divisible by {GROUP_SIZES[-1]}, a layer has {in_features}; build with "
+                "--precision int8"
+            )
+        return group
 
     def on_cpu(self) -> Precision:
-        """Return the precision as the cpu target runs it: inputs beside int8 and int4 weights are rounded to int8."""
-        return dataclasses.replace(self, rounds_inputs=self.quantization is None and self.is_quantized)
+        """Return the precision as the cpu target runs it: int8 and int4 weights meet inputs rounded to int8.
+
+        Weights and inputs share their groups, so that the integer sum of a group meets one factor of each.
+        """
+        rounded = self.quantization is None and self.is_quantized
+        return dataclasses.replace(self, rounds_inputs=rounded, int8_groups=rounded)
 
     def without_rounding(self) -> Precision:
         """Return the same weights with every input and the KV cache as they are."""
@@ -172,27 +187,6 @@ def draft_precision(name: str, engine: Precision) -> Precision | None:
     return dataclasses.replace(found, kv_format=engine.kv)
 
 
-def int4_group_size(in_features: int) -> int:
-    """Return the INT4 group for an input size: 128 where it divides, else 64, else 32 (SmolLM2's 576 takes 64).
-
-    raises InvalidArgumentError when none divides.
-    """
-    for group in (128, 64, 32):
-        if in_features % group == 0:
-            return group
-    raise InvalidArgumentError(
-        f"int4 needs an input size divisible by 32, a layer has {in_features}; build with --precision int8"
-    )
-
-
-def activation_group_size(weight_group_size: int, in_features: int) -> int:
-    """Return how many columns of a product's input share a scale where activations are rounded; 0 = a whole row.
-
-    weight_group_size : the weight's own groups, 0 = one scale an output: then the groups that int4 would have
-    """
-    if weight_group_size:
-        return weight_group_size
-    try:
-        return int4_group_size(in_features)
-    except InvalidArgumentError:
-        return 0
+def group_size(in_features: int) -> int:
+    """Return how many columns share a scale: the first of GROUP_SIZES that divides them; ROW where none does."""
+    return next((size for size in GROUP_SIZES if in_features % size == 0), ROW)

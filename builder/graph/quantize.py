@@ -1,4 +1,4 @@
-"""Weights to int8 (a scale for each output) and int4 (a scale for each group of inputs), symmetric, in numpy.
+"""Weights to int8 and int4 with a scale for each output, or each group of its inputs, symmetric, in numpy.
 
 w ~ q * scale. Rows are handled in slices, and the pages of a mapped file let go of, so that little more than the result
 is held. Scales are first rounded to the type they are stored in and then used, so that no error hides between the two.
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...runtime.errors import CheckpointError
 from ..mapped import release_pages
+from ..scheme import ROW
 
 Array = npt.NDArray[Any]
 
@@ -26,27 +27,29 @@ INT4_DIVISORS = (7.0, 7.5, 8.0, 8.5, 9.0)
 
 
 def quantize_int8(
-    w: Array, *, name: str = "weight", scale_dtype: np.dtype | type = np.float32
+    w: Array, group: int = ROW, *, name: str = "weight", scale_dtype: np.dtype | type = np.float32
 ) -> tuple[Array, Array]:
-    """Return (q, scale) with one scale for each row: scale = max|w| / 127, q rounded half to even, -127..127.
+    """Return (q, scale) with scale = max|w| / 127 of each row or group, q rounded half to even, -127..127.
 
     w : (N, K) float32, float16 or bfloat16
+    group : columns that share a scale, a divisor of K; ROW = all
     name : what an error calls the tensor
-    returns : q (N, K) int8, scale (N,) scale_dtype; a row of zeros has scale 1
+    returns : q (N, K) int8, scale (N,) or (N, K // group) scale_dtype; where all are zeros it is 1
     raises : CheckpointError if a weight is NaN or infinite
     """
-    q = np.empty(w.shape, np.int8)
-    scale = np.empty(w.shape[0], scale_dtype)
+    n, k = w.shape
+    q = np.empty((n, k), np.int8)
+    scale = np.empty((n, 1 if group == ROW else k // group), scale_dtype)
     for rows in _slices(w):
-        part = _finite(w[rows], name)
-        step = _stored_scale(np.abs(part).max(axis=1) / 127.0, scale_dtype)
-        np.divide(part, step[:, None], out=part)
+        part = _finite(w[rows], name).reshape(-1, scale.shape[1], k // scale.shape[1])
+        step = _stored_scale(np.abs(part).max(axis=2) / 127.0, scale_dtype)
+        np.divide(part, step[:, :, None], out=part)
         np.rint(part, out=part)
         np.clip(part, -127, 127, out=part)
-        q[rows] = part
+        q[rows] = part.reshape(-1, k)
         scale[rows] = step
         release_pages(w[rows])
-    return q, scale
+    return q, scale[:, 0] if group == ROW else scale
 
 
 def quantize_int4(

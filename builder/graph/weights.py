@@ -96,7 +96,7 @@ class WeightLoader:
     def table(self, name: str) -> ir.Value:
         """Return the embedding table [V, E]: as it is stored, or dequantized where a head has 8 bits.
 
-        One node whatever the number of users: a tied table is quantized once, a scale for each vocabulary row.
+        One node whatever the number of users: a tied table is quantized once, by the scheme of the product.
         TensorRT takes a quantized constant in front of DequantizeLinear only, so rows cannot be gathered before it.
         """
         if name in self._tables:
@@ -106,14 +106,14 @@ class WeightLoader:
             stored = self._stored_type()
             table = self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored))
         else:
-            scheme = Scheme("int8")
+            scheme = self.precision.scheme("lm_head", cols)
+            shape, attrs = _scale_form(scheme, rows, cols, swapped=False)
             codes = self.g.lazy(
                 name, ir.DataType.INT8, (rows, cols), lambda: self._quantized(name, scheme).codes
             )
             scale = self.g.lazy(
-                f"{name}.scale", self.g.compute, (rows,), lambda: self._quantized(name, scheme).scale
+                f"{name}.scale", self.g.compute, shape, lambda: self._quantized(name, scheme).scale
             )
-            attrs = {"axis": 0}
             table = self.g.node(
                 "DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (rows, cols), attrs
             )
@@ -159,7 +159,7 @@ class WeightLoader:
         g, compute, held = self.g, self.g.compute, self._scale_type()
         kind = ir.DataType.UINT4 if scheme.zero_points else _CODES[scheme.weight]
         codes = g.lazy(name, kind, (k, n), lambda: self._codes(name, scheme, kind))
-        shape, attrs = _scale_form(scheme, n, k)
+        shape, attrs = _scale_form(scheme, n, k, swapped=True)
         to_compute = {} if held == compute else {"output_dtype": int(compute)}
         inputs = [codes]
         if scheme.weight == "fp4":
@@ -237,20 +237,25 @@ class WeightLoader:
         dtype = self.g.compute.numpy()
         if scheme.weight == "int4":
             return QuantizedWeight(*quantize_int4(w, scheme.weight_group, name=name, scale_dtype=dtype))
-        return QuantizedWeight(*quantize_int8(w, name=name, scale_dtype=dtype))
+        return QuantizedWeight(*quantize_int8(w, scheme.weight_group, name=name, scale_dtype=dtype))
 
     def _quantized_source(self) -> QuantizedSource:
         return cast(QuantizedSource, self._source)
 
 
-def _scale_form(scheme: Scheme, n: int, k: int) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the shape of a weight's scales in the graph, and the attributes of its DequantizeLinear."""
+def _scale_form(scheme: Scheme, n: int, k: int, *, swapped: bool) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Return the shape of a weight's scales in the graph, and the attributes of its DequantizeLinear.
+
+    swapped : the graph has it as [K, N], as products want it; else [N, K]
+    """
     if scheme.weight_group == WHOLE:
         return (), {}
+    outputs, inputs = (1, 0) if swapped else (0, 1)
     if scheme.weight_group == ROW:
-        return (n,), {"axis": 1}
+        return (n,), {"axis": outputs}
     group = scheme.weight_group
-    return (k // group, n), {"axis": 0, "block_size": group}
+    shape = (k // group, n) if swapped else (n, k // group)
+    return shape, {"axis": inputs, "block_size": group}
 
 
 def weight_bytes(model: ir.Model) -> dict[str, int]:

@@ -25,6 +25,16 @@ def test_int8_is_the_definition_row_by_row() -> None:
     assert np.abs(dequantize(q, scale) - w).max() <= scale.max() / 2 * 1.001
 
 
+def test_int8_groups_are_rows_of_their_own() -> None:
+    w = weights(5, 96)
+    q, scale = quantize_int8(w, 32)
+    assert q.shape == (5, 96) and scale.shape == (5, 3)
+    rows, steps = quantize_int8(w.reshape(15, 32))
+    np.testing.assert_array_equal(q, rows.reshape(5, 96))
+    np.testing.assert_array_equal(scale, steps.reshape(5, 3))
+    assert ((dequantize(q, scale) - w) ** 2).sum() < ((dequantize(*quantize_int8(w)) - w) ** 2).sum()
+
+
 def test_int8_rounds_half_to_even() -> None:
     q, scale = quantize_int8(np.array([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]], np.float32))
     assert scale.tolist() == [1.0] and q.tolist() == [[127, 0, 2, 2, 0, -2]]
@@ -62,7 +72,9 @@ def test_zero_rows_and_groups_have_scale_one() -> None:
     w[1] = 0
     w[2, :32] = 0
     q8, s8 = quantize_int8(w)
+    grouped = quantize_int8(w, 32)
     q4, s4 = quantize_int4(w, 32)
+    assert grouped[1][1].tolist() == [1, 1] and grouped[1][2, 0] == 1 and not grouped[0][1].any()
     assert s8[1] == 1 and not q8[1].any()
     assert s4[1].tolist() == [1, 1] and s4[2, 0] == 1 and s4[2, 1] != 1 and not q4[1].any()
 
@@ -90,8 +102,8 @@ def test_weights_that_are_not_finite_are_refused_by_name(bad: float, bits: int) 
 
 def test_slices_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     w = weights(50, 64).astype(ml_dtypes.bfloat16)
-    whole = *quantize_int8(w), *quantize_int4(w, 32)
+    whole = *quantize_int8(w), *quantize_int8(w, 32), *quantize_int4(w, 32)
     monkeypatch.setattr(quantize, "SLICE_ELEMENTS", 64 * 7)
-    parts = *quantize_int8(w), *quantize_int4(w, 32)
+    parts = *quantize_int8(w), *quantize_int8(w, 32), *quantize_int4(w, 32)
     for a, b in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(a, b)
