@@ -24,7 +24,8 @@ class Precision:
     head_bits : bits of the embedding and the logits product (they share one table when tied)
     float_type : what is not quantized is stored as
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
-    int8_groups : whether int8 weights have groups of columns as int4's do, as on the cpu target; else one scale an output
+    int8_groups : whether int8 weights have groups of columns as int4's do, as on the cpu target; else one scale a row
+    scale_type : what scales of weights that are rounded here are rounded to first; None = the compute type
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
     kv_format : of the KV pools where `quantization` is None; other than float of a draft alone, whose scales are those
@@ -37,6 +38,7 @@ class Precision:
     float_type: FloatType = "float16"
     rounds_inputs: bool = False
     int8_groups: bool = False
+    scale_type: FloatType | None = None
     quantization: Quantization | None = None
     kept_float: tuple[str, ...] = ()
     kv_format: KvFormat = "float"
@@ -83,10 +85,13 @@ class Precision:
     def on_cpu(self) -> Precision:
         """Return the precision as the cpu target runs it: int8 and int4 weights meet inputs rounded to int8.
 
-        Weights and inputs share their groups, so that the integer sum of a group meets one factor of each.
+        Weights and inputs share their groups, so that the integer sum of a group meets one factor of each. Scales are
+        bfloat16: half the bytes, and nothing is lost, since the weights are rounded by the scale as it is stored.
+        float16 would have tiny ones among its subnormal numbers.
         """
         rounded = self.quantization is None and self.is_quantized
-        return dataclasses.replace(self, rounds_inputs=rounded, int8_groups=rounded)
+        scale_type: FloatType | None = "bfloat16" if rounded else None
+        return dataclasses.replace(self, rounds_inputs=rounded, int8_groups=rounded, scale_type=scale_type)
 
     def without_rounding(self) -> Precision:
         """Return the same weights with every input and the KV cache as they are."""

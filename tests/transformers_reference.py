@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 import transformers
@@ -45,6 +46,6 @@ def hold_weights_as(model: Any, recipe: Precision) -> None:
         elif bits < 16:
             name = "lm_head" if id(weight) in head else "layers.0.q"
             group = recipe.scheme(name, w.shape[1]).weight_group
-            weight.data = torch.from_numpy(
-                dequantize(*(quantize_int8 if bits == 8 else quantize_int4)(w, group))
-            )
+            kind = ml_dtypes.bfloat16 if recipe.scale_type == "bfloat16" else np.float32
+            rounded = (quantize_int8 if bits == 8 else quantize_int4)(w, group, scale_dtype=kind)
+            weight.data = torch.from_numpy(dequantize(*rounded))

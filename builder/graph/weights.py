@@ -107,13 +107,14 @@ class WeightLoader:
             table = self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored))
         else:
             scheme = self.precision.scheme("lm_head", cols)
+            held = self._scale_type()
             shape, attrs = _scale_form(scheme, rows, cols, swapped=False)
+            to_compute = {} if held == self.g.compute else {"output_dtype": int(self.g.compute)}
             codes = self.g.lazy(
                 name, ir.DataType.INT8, (rows, cols), lambda: self._quantized(name, scheme).codes
             )
-            scale = self.g.lazy(
-                f"{name}.scale", self.g.compute, shape, lambda: self._quantized(name, scheme).scale
-            )
+            scale = self.g.lazy(f"{name}.scale", held, shape, lambda: self._quantized(name, scheme).scale)
+            attrs = attrs | to_compute
             table = self.g.node(
                 "DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (rows, cols), attrs
             )
@@ -207,9 +208,12 @@ class WeightLoader:
     def _scale_type(self) -> ir.DataType:
         """Return the type of scales: float32 for a checkpoint's, which half floats may not hold.
 
-        Those that are made here are rounded to the compute type before codes are, so they lose nothing in it.
+        Those that are made here are rounded to the type before codes are made, so they lose nothing in it.
         """
-        return self.g.compute if self.precision.quantization is None else ir.DataType.FLOAT
+        if self.precision.quantization is not None:
+            return ir.DataType.FLOAT
+        chosen = self.precision.scale_type
+        return self.g.compute if chosen is None else _FLOATS[chosen]
 
     def _stored_type(self) -> ir.DataType:
         return _FLOATS[self.precision.float_type]
@@ -234,7 +238,7 @@ class WeightLoader:
 
     def _rounded(self, name: str, scheme: Scheme) -> QuantizedWeight:
         w = np.asarray(self._source.get(name))
-        dtype = self.g.compute.numpy()
+        dtype = self._scale_type().numpy()
         if scheme.weight == "int4":
             return QuantizedWeight(*quantize_int4(w, scheme.weight_group, name=name, scale_dtype=dtype))
         return QuantizedWeight(*quantize_int8(w, scheme.weight_group, name=name, scale_dtype=dtype))

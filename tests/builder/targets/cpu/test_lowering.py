@@ -166,6 +166,7 @@ def test_precision_decides_what_is_stored() -> None:
         matrix = by_name["layers.0.q|k|v.weight"]
         assert matrix.dtype is dtype and (matrix.rows, matrix.cols) == (256, 64)
         assert matrix.group_size == (64 if recipe in ("int8", "int4") else 0)
+        assert matrix.scale_dtype is (DType.BF16 if recipe in ("int8", "int4") else DType.F32)
         assert by_name["layers.0.attn_norm.weight"].dtype is DType.F32
 
 
