@@ -12,7 +12,9 @@ from .scheme import FLOAT, FP4_GROUP, ROW, KvFormat, Quantization, Scheme
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 
-GROUP_SIZES = (128, 64, 32)  # columns that share a scale, in the order they are tried: SmolLM2's 576 take 64
+GROUP_SIZES = (128, 64, 32)  # columns that share a scale, in the order they are tried: of 576 64 and not 128
+CPU_GROUP_SIZE = 32  # unless another is asked for
+GPU_GROUP_SIZE = 128  # of int4; int8 has one scale an output there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,9 @@ class Precision:
     head_bits : bits of the embedding and the logits product (they share one table when tied)
     float_type : what is not quantized is stored as
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
+    group_size : int8 and int4 alone: the most columns that share a scale, one of GROUP_SIZES; None = the target's own
     int8_groups : whether int8 weights have groups of columns as int4's do, as on the cpu target; else one scale a row
+    signed_scales : whether int4 weights that are rounded here may have negative scales, as on the cpu target
     scale_type : what scales of weights that are rounded here are rounded to first; None = the compute type
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
@@ -37,7 +41,9 @@ class Precision:
     head_bits: int
     float_type: FloatType = "float16"
     rounds_inputs: bool = False
+    group_size: int | None = None
     int8_groups: bool = False
+    signed_scales: bool = False
     scale_type: FloatType | None = None
     quantization: Quantization | None = None
     kept_float: tuple[str, ...] = ()
@@ -65,16 +71,21 @@ class Precision:
         bits = self.head_bits if name == "lm_head" else self.weight_bits
         if bits > 8 or name in self.kept_float:
             return FLOAT
-        group = self._group_size(bits, in_features)
+        group = self._group(name, bits, in_features)
         if not self.rounds_inputs:
             return Scheme("int8" if bits == 8 else "int4", group)
         return Scheme("int8" if bits == 8 else "int4", group, input="int8", input_group=group)
 
-    def _group_size(self, bits: int, in_features: int) -> int:
+    def _group(self, name: str, bits: int, in_features: int) -> int:
         """Return how many columns of a weight share a scale; ROW = all of an output."""
         if bits == 8 and not self.int8_groups:
             return ROW
-        group = group_size(in_features)
+        largest = self.group_size or GPU_GROUP_SIZE
+        if (
+            name == "lm_head" and self.int8_groups
+        ):  # what its input loses to rounding nothing behind it evens out
+            largest = GROUP_SIZES[-1]
+        group = group_size(in_features, largest)
         if group == ROW and bits == 4:
             raise InvalidArgumentError(
                 f"int4 needs an input size divisible by {GROUP_SIZES[-1]}, a layer has {in_features}; build with "
@@ -91,7 +102,30 @@ class Precision:
         """
         rounded = self.quantization is None and self.is_quantized
         scale_type: FloatType | None = "bfloat16" if rounded else None
-        return dataclasses.replace(self, rounds_inputs=rounded, int8_groups=rounded, scale_type=scale_type)
+        return dataclasses.replace(
+            self,
+            rounds_inputs=rounded,
+            group_size=(self.group_size or CPU_GROUP_SIZE) if rounded else None,
+            int8_groups=rounded,
+            signed_scales=rounded,
+            scale_type=scale_type,
+        )
+
+    def in_groups(self, size: int | None) -> Precision:
+        """Return the recipe with at most that many columns to a scale; None = as it is.
+
+        raises InvalidArgumentError for a size that there is not, and of a recipe that rounds nothing itself
+        """
+        if size is None:
+            return self
+        if size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, sorted(GROUP_SIZES)))
+            raise InvalidArgumentError(f"--group-size is {size}; choose one of {sizes}")
+        if self.quantization is not None or not self.is_quantized:
+            raise InvalidArgumentError(
+                f"--group-size is for --precision int8 and int4, {self.name} has no groups to choose; leave it out"
+            )
+        return dataclasses.replace(self, group_size=size)
 
     def without_rounding(self) -> Precision:
         """Return the same weights with every input and the KV cache as they are."""
@@ -192,6 +226,9 @@ def draft_precision(name: str, engine: Precision) -> Precision | None:
     return dataclasses.replace(found, kv_format=engine.kv)
 
 
-def group_size(in_features: int) -> int:
-    """Return how many columns share a scale: the first of GROUP_SIZES that divides them; ROW where none does."""
-    return next((size for size in GROUP_SIZES if in_features % size == 0), ROW)
+def group_size(in_features: int, largest: int) -> int:
+    """Return how many columns share a scale: the first of GROUP_SIZES, from `largest` on, that divides them.
+
+    ROW where none does
+    """
+    return next((size for size in GROUP_SIZES if size <= largest and in_features % size == 0), ROW)

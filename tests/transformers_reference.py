@@ -47,5 +47,8 @@ def hold_weights_as(model: Any, recipe: Precision) -> None:
             name = "lm_head" if id(weight) in head else "layers.0.q"
             group = recipe.scheme(name, w.shape[1]).weight_group
             kind = ml_dtypes.bfloat16 if recipe.scale_type == "bfloat16" else np.float32
-            rounded = (quantize_int8 if bits == 8 else quantize_int4)(w, group, scale_dtype=kind)
+            if bits == 8:
+                rounded = quantize_int8(w, group, scale_dtype=kind)
+            else:
+                rounded = quantize_int4(w, group, signed=recipe.signed_scales, scale_dtype=kind)
             weight.data = torch.from_numpy(dequantize(*rounded))

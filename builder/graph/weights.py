@@ -109,14 +109,17 @@ class WeightLoader:
             scheme = self.precision.scheme("lm_head", cols)
             held = self._scale_type()
             shape, attrs = _scale_form(scheme, rows, cols, swapped=False)
-            to_compute = {} if held == self.g.compute else {"output_dtype": int(self.g.compute)}
             codes = self.g.lazy(
                 name, ir.DataType.INT8, (rows, cols), lambda: self._quantized(name, scheme).codes
             )
             scale = self.g.lazy(f"{name}.scale", held, shape, lambda: self._quantized(name, scheme).scale)
-            attrs = attrs | to_compute
             table = self.g.node(
-                "DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (rows, cols), attrs
+                "DequantizeLinear",
+                [codes, self.cast(scale)],
+                f"{name}/dq",
+                self.g.compute,
+                (rows, cols),
+                attrs,
             )
         self._tables[name] = table
         return table
@@ -161,7 +164,8 @@ class WeightLoader:
         kind = ir.DataType.UINT4 if scheme.zero_points else _CODES[scheme.weight]
         codes = g.lazy(name, kind, (k, n), lambda: self._codes(name, scheme, kind))
         shape, attrs = _scale_form(scheme, n, k, swapped=True)
-        to_compute = {} if held == compute else {"output_dtype": int(compute)}
+        made_here = self.precision.quantization is None
+        to_compute = {} if made_here or held == compute else {"output_dtype": int(compute)}
         inputs = [codes]
         if scheme.weight == "fp4":
             fp8 = ir.DataType.FLOAT8E4M3FN
@@ -169,7 +173,8 @@ class WeightLoader:
             outer = g.lazy(f"{name}.scale_2", held, (), lambda: self._scale_2(name, scheme))
             inputs.append(g.node("DequantizeLinear", [blocks, outer], f"{name}/scale_dq", held, shape))
         else:
-            inputs.append(g.lazy(f"{name}.scale", held, shape, lambda: self._scale(name, scheme)))
+            scale = g.lazy(f"{name}.scale", held, shape, lambda: self._scale(name, scheme))
+            inputs.append(self.cast(scale) if made_here else scale)
         if scheme.zero_points:
             inputs.append(g.lazy(f"{name}.zero", kind, shape, lambda: self._zero(name, scheme)))
         w = g.node("DequantizeLinear", inputs, f"{name}/dq", compute, (k, n), attrs | to_compute)
@@ -240,7 +245,9 @@ class WeightLoader:
         w = np.asarray(self._source.get(name))
         dtype = self._scale_type().numpy()
         if scheme.weight == "int4":
-            return QuantizedWeight(*quantize_int4(w, scheme.weight_group, name=name, scale_dtype=dtype))
+            signed = self.precision.signed_scales
+            made = quantize_int4(w, scheme.weight_group, signed=signed, name=name, scale_dtype=dtype)
+            return QuantizedWeight(*made)
         return QuantizedWeight(*quantize_int8(w, scheme.weight_group, name=name, scale_dtype=dtype))
 
     def _quantized_source(self) -> QuantizedSource:

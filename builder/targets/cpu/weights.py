@@ -160,6 +160,9 @@ def _scales_of(node: ir.Node, swapped: bool) -> Scales:
     assert codes is not None and scale is not None
     outer = None
     producer = scale.producer()
+    if producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
+        scale = producer.inputs[0]
+        producer = scale.producer()
     if producer is not None and producer.op_type == "DequantizeLinear":
         scale, outer = producer.inputs[0], producer.inputs[1]
         assert scale is not None and outer is not None
