@@ -71,19 +71,20 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       {"i8 x i8", kI8, 0, kInputInt8Row, false},
       {"i8 x i8, static", kI8, 0, kInputInt8Static, false},
       {"i4 x i8", kI4, 64, kInputInt8Row, false},
-      {"i8 x i8, groups", kI8, 64, kInputInt8Group, false},
-      {"i4 x i8, groups", kI4, 64, kInputInt8Group, false},
+      {"i8 x i8, by 32", kI8, 32, kInputInt8Group, false},
+      {"i4 x i8, by 32", kI4, 32, kInputInt8Group, false},
+      {"i8 x i8, by 64", kI8, 64, kInputInt8Group, false},
+      {"i4 x i8, by 64", kI4, 64, kInputInt8Group, false},
       {"f8 x i8", kF8, 0, kInputInt8Row, false},
   };
   Random random(1);
   printf("%-15s %-12s %4s %9s %9s %6s\n", "weight x input", "N x K", "M", "GOP/s", "GB/s", "peak");
   for (const auto& pair : pairs) {
     for (const auto& shape : shapes) {
-      // Plans have groups of 64 columns at K = 576 and of 128 at K = 1536.
-      const bool wide = pair.input == kInputInt8Group && shape.k > 1024;
+      const bool grouped = pair.input == kInputInt8Group;  // with the small scales of such plans
       const Packed packed =
           PackMatrix(random.Floats(static_cast<size_t>(shape.n) * shape.k), shape.n, shape.k,
-                     pair.dtype, pair.group_size * (wide ? 2 : 1), false, pair.with_zeros);
+                     pair.dtype, pair.group_size, false, pair.with_zeros, grouped ? kBF16 : kF32);
       const size_t bytes = packed.data.size();
       const size_t num_copies = std::max<size_t>(1, (256u << 20) / bytes);
       const Pages weights(bytes * num_copies, "weights");

@@ -73,6 +73,7 @@ def plan_build(
     draft: str | None = None,
     tokenizer: str | pathlib.Path | None = None,
     weight_streaming: bool = False,
+    group_size: int | None = None,
     keep_going: bool = False,
 ) -> BuildPlan:
     """Open the checkpoint and check what is asked for; nothing is read but its config and headers.
@@ -83,6 +84,7 @@ def plan_build(
         None = as the directory has it
     tokenizer : where the tokenizer is, if not in the checkpoint, see open_checkpoint
     weight_streaming : weights of the GPU plans that do not fit there stay in host memory and come over in every step
+    group_size : int8 and int4 alone: the most columns that share a scale; None = each target's own
     keep_going : plan without the targets that cannot be built, where others can; build_engine raises why in the end
     raises CheckpointError, InvalidArgumentError or UnsupportedError, before any work.
     """
@@ -96,7 +98,7 @@ def plan_build(
     opened = open_checkpoint(checkpoint, given.get("max_seq_len"), tokenizer)
     check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
     made = make_limits(opened.spec.max_position_embeddings, **given)
-    recipe = choose_precision(precision, opened, found)
+    recipe = choose_precision(precision, opened, found).in_groups(group_size)
     draft_recipe = None if draft is None else draft_precision(draft, recipe)
     refused: dict[str, Error] = {}
     for target in found:

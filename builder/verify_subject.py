@@ -124,9 +124,10 @@ def _engine_subject(
         )
         for name, target in manifest.targets.items()
     ]
+    recipe = choose_precision(manifest.precision, opened, find_targets(["cpu"]))
     return Subject(
         opened,
-        choose_precision(manifest.precision, opened, find_targets(["cpu"])).on_cpu(),
+        recipe.in_groups(manifest.targets["cpu"].group_size).on_cpu(),
         make_limits(opened.spec.max_position_embeddings, **recorded_limits(manifest)),
         manifest.plan_path("cpu"),
         tuple(notes),

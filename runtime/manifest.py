@@ -138,12 +138,18 @@ class Manifest(Fields):
             + (f" --max-beam-width {limits.max_beam_width}" if limits.max_beam_width > 1 else "")
             + (f" --draft {draft}" if draft else "")
             + (" --weight-streaming" if self._streams_weights(targets) else "")
+            + "".join(f" --group-size {size}" for size in self._group_sizes(targets)[:1])
         )
 
     def _streams_weights(self, targets: str) -> bool:
         """Whether one of the named targets is here, built with weight streaming."""
         named = (self.targets.get(name) for name in targets.split(","))
         return any(entry is not None and entry.streams_weights for entry in named)
+
+    def _group_sizes(self, targets: str) -> list[int]:
+        """Return what --group-size was for the named targets that are here and had one."""
+        named = (self.targets.get(name) for name in targets.split(","))
+        return [entry.group_size for entry in named if entry is not None and entry.group_size is not None]
 
     def _rebuild(self, name: str | None = None) -> str:
         command = self.build_command(name or ",".join(self.targets))

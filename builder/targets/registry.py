@@ -119,6 +119,11 @@ def kv_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
 def check_target(target: Target, spec: DecoderSpec, recipe: Precision) -> None:
     """Raise UnsupportedError if this model cannot be compiled for this target at this precision, or not here."""
     check_support(target, recipe, spec)
+    if recipe.group_size is not None and recipe.weight_bits == 8 and target.compiler != "cpu":
+        raise UnsupportedError(
+            f"--group-size {recipe.group_size} with --precision int8 is for the cpu target; {target.name} has one "
+            "scale an output: leave it out"
+        )
     if target.compiler == "rtx":
         rtx.check_installed()
     if target.compiler == "tensorrt":

@@ -92,10 +92,11 @@ def test_a_mixed_batch_has_the_tokens_of_merged_models(
 def test_adapters_beside_rounded_weights(
     precision: str, tiny_checkpoint: GetPath, tiny_engine: GetPath, tmp_path: Path
 ) -> None:
-    from transformers_reference import _hold_weights_as
+    from plansmith.builder.precision import PRECISIONS
+    from transformers_reference import hold_weights_as
 
     base = tiny.load_model(tiny_checkpoint("llama"))
-    _hold_weights_as(base, precision)
+    hold_weights_as(base, PRECISIONS[precision].on_cpu())
     adapter = tiny.make_adapter(base, tiny.ALL)
     merged = adapter.merged(base)
     prompt = list(range(20, 60))

@@ -159,6 +159,7 @@ PackedMatrix Executor::Matrix(int32_t tensor) const {
   m.zeros =
       t.zeros_bytes != 0 ? reinterpret_cast<const float*>(plan_->at(t.zeros_offset)) : nullptr;
   m.outer_scale = t.outer_scale;
+  m.scale_dtype = t.scale_dtype;
   return m;
 }
 

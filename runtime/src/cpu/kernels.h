@@ -27,9 +27,10 @@ struct PackedMatrix {
   uint32_t num_groups;   // >= 1
   uint32_t group_cols;   // columns of one group; padded_cols when there is one
   const void* data;
-  const void* scales;  // [N/16][num_groups][16] float32, of F4 E4M3; null for F32, BF16 and F16
-  const float* zeros;  // likewise, of I4 with zero points; null otherwise
-  float outer_scale;   // of F4; 1 otherwise
+  const void* scales;    // [N/16][num_groups][16] of scale_dtype; null for F32, BF16 and F16
+  const float* zeros;    // likewise, of I4 with zero points; null otherwise
+  float outer_scale;     // of F4; 1 otherwise
+  uint32_t scale_dtype;  // F32 or BF16, of F4 F8
 };
 
 // out[r, n] = x[r, :] . w[n, :] (+ bias[n]) (+ out[r, n]).

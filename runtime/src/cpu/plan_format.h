@@ -22,7 +22,7 @@ namespace plansmith {
 namespace cpu {
 
 constexpr char kPlanMagic[8] = {'P', 'S', 'M', 'P', 'L', 'A', 'N', '\0'};
-constexpr uint32_t kPlanFormatVersion = 2;
+constexpr uint32_t kPlanFormatVersion = 3;
 constexpr uint32_t kTile = 16;  // outputs that are packed side by side in every packed layout
 
 struct PlanHeader {
@@ -82,11 +82,13 @@ enum KvFormat : uint32_t { kKvF32 = 0, kKvF8 = 1, kKvI8 = 2 };
 //                                     k0+4+j (high nibble); I4 stored as value + 8 (0..15), with
 //                                     zero points as the code itself, F4 as its bits
 //
-// Scales are float32 [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
-// K / group_size. I8, I4, F8 and F4 have them. Those of F4 are F8 (group_size 16), times
-// outer_scale. The codes of an F8 weight are numbers: its NaNs (0x7F, 0xFF) are not looked for, and
-// count as 480. Zero points, of I4 alone and only where it has them, are float32 (0..15) like
-// scales: w = (code - zero) * scale. Without them an I4 weight is (code - 8) * scale.
+// Scales are [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
+// K / group_size. I8, I4, F8 and F4 have them, in the type scale_dtype: F32, or of I8 and I4 BF16,
+// which holds what was rounded to it before the codes were made. Those of F4 are F8 (group_size
+// 16), times outer_scale. The codes of an F8 weight are numbers: its NaNs (0x7F, 0xFF) are not
+// looked for, and count as 480. Zero points, of I4 alone and only where it has them, are float32
+// (0..15), placed like scales: w = (code - zero) * scale. Without them an I4 weight is (code - 8) *
+// scale.
 enum Layout : uint32_t { kRowMajor = 0, kPackedN16 = 1, kPackedN16K4 = 2, kPackedN16K8 = 3 };
 
 struct TensorRecord {
@@ -100,7 +102,7 @@ struct TensorRecord {
   uint64_t scales_offset, scales_bytes;  // 0, 0 when there are none
   uint64_t zeros_offset, zeros_bytes;    // likewise
   float outer_scale;                     // of F4; 1 otherwise
-  uint32_t reserved;
+  uint32_t scale_dtype;                  // DType; 0 without scales
 };
 static_assert(sizeof(TensorRecord) == 80, "");
 

@@ -95,6 +95,10 @@ inline V VLoadI8(const int8_t* p) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
 }
+inline V VLoadBf16(const uint16_t* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
 // E4M3 codes as their values / 256, which are the half floats of the same bits; NaN stays.
 inline V VLoadF8(const uint8_t* p) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));

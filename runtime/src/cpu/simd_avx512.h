@@ -88,6 +88,10 @@ inline V VLoadI8(const int8_t* p) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
 }
+inline V VLoadBf16(const uint16_t* p) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
 // E4M3 codes as their values / 256, which are the half floats of the same bits; NaN stays.
 inline V VLoadF8(const uint8_t* p) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

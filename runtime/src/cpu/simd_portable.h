@@ -125,6 +125,14 @@ inline void VStoreI8(int8_t* p, V v, uint32_t n) {
 inline V VLoadI8(const int8_t* p) {
   return VMake([&](uint32_t i) { return static_cast<float>(p[i]); });
 }
+inline V VLoadBf16(const uint16_t* p) {
+  return VMake([&](uint32_t i) {
+    const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+    float r;
+    memcpy(&r, &bits, sizeof(r));
+    return r;
+  });
+}
 // E4M3 codes as their values / 256; NaN stays.
 inline V VLoadF8(const uint8_t* p) {
   return VMake([&](uint32_t i) {

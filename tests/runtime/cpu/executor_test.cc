@@ -52,6 +52,7 @@ const Precision kPrecisions[] = {
      [](TinyShape* s) {
        s->dtype = kI4;
        s->group_size = 8;
+       s->scale_dtype = kBF16;
        s->by_group = true;
      }},
     {"i8, float inputs", 1e-5,

@@ -19,6 +19,7 @@ struct TinyShape {
   uint32_t vocab = 83, hidden = 40, layers = 2, heads = 6, kv_heads = 2, dim = 8, inner = 56;
   uint32_t block = 8, max_tokens = 64, max_batch = 8, max_len = 96;
   uint32_t dtype = kF32, group_size = 0;
+  uint32_t scale_dtype = kF32;
   bool by_group = false;
   int32_t input = -1;  // LinearInput; -1: int8 by row (or group) for I8 and I4, floats for others
   bool with_zeros = false;
@@ -55,7 +56,7 @@ class TinyModel {
   }
   int32_t Weight(const char* name, uint32_t n, uint32_t k, float size) {
     return plan.Tensor(name, PackMatrix(random_.Floats(static_cast<size_t>(n) * k, size), n, k,
-                                        s.dtype, s.group_size, false, s.with_zeros));
+                                        s.dtype, s.group_size, false, s.with_zeros, s.scale_dtype));
   }
   // What a product takes in place of `in`.
   View Prepared(View in, uint32_t width) {
