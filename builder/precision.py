@@ -24,8 +24,8 @@ class Precision:
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
-    kv_format : of the KV pools where `quantization` is None; other than float of a draft alone, whose scales are those
-        of the checkpoint that it drafts for
+    kv_format : of the KV pools where `quantization` has none of its own; None = the target's choice, see on_cpu. fp8
+        and int8 of a draft alone, whose scales are those of the checkpoint that it drafts for
     """
 
     name: str
@@ -35,7 +35,7 @@ class Precision:
     rounds_inputs: bool = False
     quantization: Quantization | None = None
     kept_float: tuple[str, ...] = ()
-    kv_format: KvFormat = "float"
+    kv_format: KvFormat | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -45,7 +45,9 @@ class Precision:
     @property
     def kv(self) -> KvFormat:
         """What the KV pools hold."""
-        return self.kv_format if self.quantization is None else self.quantization.kv
+        if self.quantization is not None and self.quantization.kv != "float":
+            return self.quantization.kv
+        return self.kv_format or "float"
 
     def scheme(self, name: str, in_features: int) -> Scheme:
         """Return how the product `name` ("layers.0.q", "lm_head") of that many inputs is quantized.
@@ -70,19 +72,34 @@ class Precision:
         )
 
     def on_cpu(self) -> Precision:
-        """Return the precision as the cpu target runs it: inputs beside int8 and int4 weights are rounded to int8."""
-        return dataclasses.replace(self, rounds_inputs=self.quantization is None and self.is_quantized)
+        """Return the precision as the cpu target runs it.
+
+        Inputs beside int8 and int4 weights are rounded to int8. KV pools are float16 beside weights of 16 bits and
+        less, where nothing else is asked for: half the bytes of its float32 activations, and no measured loss.
+        """
+        chosen: KvFormat = "float" if self.weight_bits > 16 else "float16"
+        return dataclasses.replace(
+            self,
+            rounds_inputs=self.quantization is None and self.is_quantized,
+            kv_format=self.kv_format or chosen,
+        )
 
     def without_rounding(self) -> Precision:
-        """Return the same weights with every input and the KV cache as they are."""
+        """Return the same weights with every input as it is, and KV pools without scales.
+
+        float16 pools stay: like float16 weights they are a type of storage, whose rounding leaves no noise to speak of.
+        """
+        held: KvFormat | None = "float" if self.kv in ("fp8", "int8") else self.kv_format
         if self.quantization is None:
-            return dataclasses.replace(self, rounds_inputs=False)
+            return dataclasses.replace(self, rounds_inputs=False, kv_format=held)
         plain = tuple(
             (name, dataclasses.replace(one, input="float", input_group=Scheme.input_group))
             for name, one in self.quantization.schemes
         )
         return dataclasses.replace(
-            self, quantization=dataclasses.replace(self.quantization, schemes=plain, kv="float")
+            self,
+            quantization=dataclasses.replace(self.quantization, schemes=plain, kv="float"),
+            kv_format=held,
         )
 
 
@@ -149,7 +166,8 @@ def precision(name: str) -> Precision:
 def draft_precision(name: str, engine: Precision) -> Precision | None:
     """Return the recipe of a draft for an engine; None for "none".
 
-    Its KV pools are the engine's in kind: float ones would take most of a budget that both share.
+    Its KV pools are the engine's in kind where those were quantized or chosen: float ones would take most of a budget
+    that both share.
     raises InvalidArgumentError for one that is not known, or no smaller than the engine's own and so no faster
     """
     if name == "none":
@@ -169,7 +187,8 @@ def draft_precision(name: str, engine: Precision) -> Precision | None:
                 else "none, and a smaller model's engine as --draft where this one runs"
             )
         )
-    return dataclasses.replace(found, kv_format=engine.kv)
+    held = engine.kv if engine.kv in ("fp8", "int8") else engine.kv_format
+    return dataclasses.replace(found, kv_format=held)
 
 
 def int4_group_size(in_features: int) -> int:

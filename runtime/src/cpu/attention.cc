@@ -172,8 +172,8 @@ bool AttentionWork::AttendRun(void (*attend)(const AttentionArgs&), const Tile& 
 
 namespace {
 
-// One head's K and V of one token into float pools, and into those of 8-bit
-// codes.
+// One head's K and V of one token into float pools, and into those of smaller
+// values.
 struct FloatStore {
   void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
     float* k_to = static_cast<float*>(args.k_pool) + k_at;
@@ -187,13 +187,15 @@ struct CodeStore {
   void operator()(const float* k, const float* v, size_t k_at, size_t v_at) const {
     if (k != nullptr) {
       store(k, args.head_dim, args.k_scale, args.block_size,
-            static_cast<uint8_t*>(args.k_pool) + k_at);
+            static_cast<uint8_t*>(args.k_pool) + k_at * value_bytes);
     }
     if (v == nullptr) return;
-    store(v, args.head_dim, args.v_scale, 1, static_cast<uint8_t*>(args.v_pool) + v_at);
+    store(v, args.head_dim, args.v_scale, 1,
+          static_cast<uint8_t*>(args.v_pool) + v_at * value_bytes);
   }
   const KvWriteArgs& args;
-  void (*store)(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
+  void (*store)(const float* x, uint32_t n, float scale, size_t stride, void* out);
+  size_t value_bytes;
 };
 
 bool HasNan(const float* x, size_t n) {
@@ -224,7 +226,8 @@ void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPla
   if (args.kv_format == kKvF32) {
     WriteRows(FloatStore{args}, args, places, row_begin, row_end);
   } else {
-    WriteRows(CodeStore{args, kernels.store_kv[args.kv_format]}, args, places, row_begin, row_end);
+    const CodeStore store = {args, kernels.store_kv[args.kv_format], KvValueBytes(args.kv_format)};
+    WriteRows(store, args, places, row_begin, row_end);
     if (args.kv_format != kKvI8) return;
     const size_t width = static_cast<size_t>(args.num_kv_heads) * args.head_dim;
     for (uint32_t row = row_begin; row < row_end; ++row) {

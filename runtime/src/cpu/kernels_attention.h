@@ -2,7 +2,7 @@
 // over the V of the file that includes it.
 //
 // q [rows][heads][D] against K and V of the sequence's blocks, which hold T:
-// float, F8 or int8_t. Bound by reading K and V at decode (each position is
+// float, F16, F8 or int8_t. Bound by reading K and V at decode (each position is
 // read once for all queries of the tile), by arithmetic at prefill. The scales
 // of K and V meet q and the sums, so that the inner loops see codes alone.
 //

@@ -1,6 +1,7 @@
 // What attention does with the K and V of one unit of positions: where they
-// lie, q . k, p . v. T is what the pools hold: float, F8 or int8_t. Over the V
-// of the file that includes it; kernels_attention.h puts the units together.
+// lie, q . k, p . v. T is what the pools hold: float, F16, F8 or int8_t.
+// Over the V of the file that includes it; kernels_attention.h puts the units
+// together.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

@@ -8,8 +8,8 @@
 #include "cpu/simd_avx512.h"
 // The vectors above come first: what follows is written over them.
 #include "cpu/kernels_attention.h"
-#include "cpu/kernels_int_avx512.h"
 #include "cpu/kernels_candidates.h"
+#include "cpu/kernels_int_avx512.h"
 #include "cpu/kernels_linear.h"
 #include "cpu/kernels_round.h"
 #include "cpu/kernels_rows.h"
@@ -37,8 +37,8 @@ const KernelTable kAvx512VnniKernels = {
     Add,
     Softcap,
     Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
+    {Attend<float>, Attend<F8>, Attend<int8_t>, Attend<F16>},
+    {nullptr, StoreKv<F8>, StoreKv<int8_t>, StoreKv<F16>},
     BlockMaxima,
 };
 

@@ -37,8 +37,8 @@ const KernelTable kNeonKernels = {
     Add,
     Softcap,
     Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
+    {Attend<float>, Attend<F8>, Attend<int8_t>, Attend<F16>},
+    {nullptr, StoreKv<F8>, StoreKv<int8_t>, StoreKv<F16>},
     BlockMaxima,
 };
 

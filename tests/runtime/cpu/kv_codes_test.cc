@@ -1,5 +1,5 @@
-// Codes of 8-bit KV pools: what each instruction set stores and reads back, against the formats'
-// definitions.
+// Values of KV pools that are not float32: what each instruction set stores and reads back, against
+// the formats' definitions.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_codes.h"
@@ -106,6 +106,93 @@ void TestReads(const KernelTable& kernels, uint32_t format) {
   }
 }
 
+double F16Value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  if (exponent == 31) magnitude = fraction == 0 ? INFINITY : NAN;
+  return bits >> 15 ? -magnitude : magnitude;
+}
+
+// Attention to one position of 1024 columns at a time: every half float, as V.
+void TestReadsF16(const KernelTable& kernels) {
+  const uint32_t dim = 1024;
+  std::vector<uint16_t> k(dim + 64, 0), v = k;
+  const std::vector<float> q(dim, 0.1f);
+  std::vector<float> out(dim), scratch(AttentionScratchFloats(1, dim));
+  const int32_t blocks[] = {0};
+  AttentionArgs a = {};
+  a.k_pool = k.data();
+  a.v_pool = v.data();
+  a.block_stride = dim;
+  a.k_scale = a.v_scale = a.scale = 1;
+  a.blocks = blocks;
+  a.block_size = 1;
+  a.head_dim = a.q_stride = a.out_stride = dim;
+  a.q = q.data();
+  a.out = out.data();
+  a.num_rows = a.num_heads = a.end_unit = 1;
+  a.scratch = scratch.data();
+  for (uint32_t first = 0; first < 0x10000; first += dim) {
+    for (uint32_t i = 0; i < dim; ++i) v[i] = static_cast<uint16_t>(first + i);
+    kernels.attend[kKvF16](a);
+    for (uint32_t i = 0; i < dim; ++i) {
+      const double want = F16Value(v[i]), got = static_cast<double>(out[i]);
+      if (got == want || (got != got && want != want)) continue;
+      fprintf(stderr, "%s: half float %04x is %g, wanted %g\n", kernels.name, v[i], got, want);
+      exit(1);
+    }
+  }
+}
+
+void CheckStoredF16(const KernelTable& kernels, const std::vector<float>& x) {
+  const uint32_t n = static_cast<uint32_t>(x.size());
+  for (size_t stride : {1, 3}) {
+    std::vector<uint16_t> out(n * stride + 64, 0xA5A5);
+    kernels.store_kv[kKvF16](x.data(), n, 5.0f, stride, out.data() + 32);  // heeds no scale
+    for (size_t i = 0; i < out.size(); ++i) {
+      const size_t at = i - 32;
+      if (i < 32 || at >= n * stride || at % stride != 0) {
+        CHECK(out[i] == 0xA5A5);
+        continue;
+      }
+      const double y = static_cast<double>(x[at / stride]), want = NearestF16(y);
+      const double got = F16Value(out[i]);
+      const bool same = y != y ? got != got : got == want;
+      if (same && (out[i] >> 15 != 0) == std::signbit(y)) continue;
+      fprintf(stderr, "%s: %.9g became half float %04x, wanted %g\n", kernels.name, y, out[i],
+              want);
+      exit(1);
+    }
+  }
+}
+
+// Every half float, the middles between neighbours and what lies beside them; a number that is too
+// large becomes the largest, an infinity and a NaN stay.
+void TestStoresF16(const KernelTable& kernels) {
+  std::vector<float> hard = {0.0f,     -0.0f,     1e-45f,    -1e-45f,  65504.0f,
+                             65519.9f, 65520.0f,  -65520.0f, 65536.0f, -1e30f,
+                             INFINITY, -INFINITY, NAN,       -NAN,     3.4e38f};
+  for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
+    const double value = F16Value(static_cast<uint16_t>(bits));
+    const double next = F16Value(static_cast<uint16_t>(bits + 1));
+    const float middle = static_cast<float>(bits == 0x7BFF ? 65520.0 : (value + next) / 2);
+    for (float f : {static_cast<float>(value), middle, std::nextafterf(middle, INFINITY),
+                    std::nextafterf(middle, 0.0f)}) {
+      hard.insert(hard.end(), {f, -f});
+    }
+  }
+  CheckStoredF16(kernels, hard);
+  Random random(6);
+  for (uint32_t n = 1; n < 40; ++n) CheckStoredF16(kernels, random.Floats(n, 3));
+  for (float size : {1e-7f, 1e-4f, 1.0f, 1e5f}) CheckStoredF16(kernels, random.Floats(500, size));
+  // A NaN of which only low bits tell: cut off, it would be an infinity.
+  const uint32_t low = 0x7F800001;
+  float nan;
+  memcpy(&nan, &low, sizeof(nan));
+  CheckStoredF16(kernels, std::vector<float>(19, nan));
+}
+
 }  // namespace
 
 int main() {
@@ -115,6 +202,8 @@ int main() {
       TestReads(*kernels, format);
     }
     TestNan(*kernels);
+    TestStoresF16(*kernels);
+    TestReadsF16(*kernels);
   }
   return 0;
 }
