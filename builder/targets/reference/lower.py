@@ -41,8 +41,7 @@ def lower(model: ir.Model) -> ir.Model:
     The copy shares the weights' lazy tensors with `model`.
     raises : UnsupportedError for a bfloat16 graph, which ONNX Runtime's CPU kernels cannot run
     """
-    compute = model.metadata_props.get("plansmith.compute", "")
-    if compute == "bfloat16":
+    if model.metadata_props.get("plansmith.compute") == "bfloat16":
         raise UnsupportedError(
             "ONNX Runtime cannot compute in bfloat16 on a CPU; build the graph with compute='float32' to check it"
         )
@@ -56,6 +55,7 @@ def lower(model: ir.Model) -> ir.Model:
     plan = _plan(tape, inputs, int(block_size[2]))  # type: ignore[arg-type]
     masks: dict[int, ir.Value] = {}
     attentions = [n for n in graph if (n.domain, n.op_type) == (contract.OP_DOMAIN, contract.PAGED_ATTENTION)]
+    beside_float32 = any(k is not None and k.dtype is F32 for k in (n.inputs[1] for n in attentions))
     for window in dict.fromkeys(n.attributes.get_int("window", 0) for n in attentions):
         masks[window] = _mask(tape, plan, window)
     graph.insert_before(graph[0], tape.nodes)
@@ -64,7 +64,7 @@ def lower(model: ir.Model) -> ir.Model:
         outs = _attend(layer, node, plan, masks[node.attributes.get_int("window", 0)])
         ir.convenience.replace_nodes_and_values(graph, node, [node], layer.nodes, node.outputs, outs)
     _lower_rounding(graph, consts)
-    _widen_pools(graph, compute)
+    _widen_pools(graph, beside_float32)
     for value in consts.values():
         graph.register_initializer(value)
     del graph.opset_imports[contract.OP_DOMAIN]
@@ -79,10 +79,10 @@ def _lower_rounding(graph: ir.Graph, consts: dict[str, ir.Value]) -> None:
         ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [out])
 
 
-def _widen_pools(graph: ir.Graph, compute: str) -> None:
+def _widen_pools(graph: ir.Graph, beside_float32: bool) -> None:
     """Make pools that are not of the activations' type float32, which ScatterND takes beside float32 values."""
     narrow = [ir.DataType.FLOAT8E4M3FN, ir.DataType.INT8]
-    if compute == "float32":
+    if beside_float32:
         narrow.append(ir.DataType.FLOAT16)
     for value in (*graph.inputs, *graph.outputs):
         if value.dtype in narrow:

@@ -27,6 +27,9 @@ from tiny_graph import EVERYTHING, rope, tiny_spec
 Kv = Literal["float", "float16", "fp8", "int8"]
 NUM_BLOCKS, BLOCK, LENGTHS = 24, 8, (60, 17, 5, 30, 1, 44)
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order give about 1e-6
+# Of float16 pools: codes are so fine, and so many, that every other row sees one that fell on the other side; their
+# rounding itself makes 3e-5 and more.
+FLOAT16_MEDIAN = 5e-6
 # Where float32 and float64 fall on two sides of a half, a code of K or V differs by one and what attends to it by up
 # to a hundredth. It happens to one value in some ten thousand.
 FLIPPED, FLIPPED_TOLERANCE = 0.1, 2e-2
@@ -94,7 +97,8 @@ def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: P
     plan = compiled(spec, kv, tmp_path / "model.plan")
     wanted = run(ReferenceAttention(plan, kv), 0, LENGTHS, spec.vocab_size)
     unquantized = run(ReferenceAttention(plan, "float"), 0, LENGTHS, spec.vocab_size)
-    assert np.median(row_errors(unquantized, wanted)) > 20 * TOLERANCE  # else nothing would be shown
+    visible = 5 * FLOAT16_MEDIAN if kv == "float16" else 20 * TOLERANCE
+    assert np.median(row_errors(unquantized, wanted)) > visible  # else nothing would be shown
     for isa in ("portable", "avx2", "avx512vnni", "avx512bf16", "amx", "neon"):
         try:
             session = CpuSession(plan, NUM_BLOCKS, num_threads=2, isa=isa)
@@ -104,6 +108,9 @@ def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: P
         with session:
             for seed in (0, 1):  # the second pass finds the first one's leftovers in the pools
                 errors = row_errors(run(session, seed, LENGTHS, spec.vocab_size), wanted)
+                if kv == "float16":
+                    assert errors.max() < 20 * FLOAT16_MEDIAN and np.median(errors) < FLOAT16_MEDIAN
+                    continue
                 assert errors.max() < FLIPPED_TOLERANCE
                 assert (errors > TOLERANCE).mean() <= FLIPPED
 
