@@ -1,4 +1,4 @@
-"""FP8, INT8 and float16 KV pools in the core against the float64 reference of the op, in mixed steps of a tiny model."""
+"""FP8, INT8 and float16 KV pools in the core against the float64 reference of the op, in mixed steps of a model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tiny_graph import EVERYTHING, rope, tiny_spec
 Kv = Literal["float", "float16", "fp8", "int8"]
 NUM_BLOCKS, BLOCK, LENGTHS = 24, 8, (60, 17, 5, 30, 1, 44)
 TOLERANCE = 2e-5  # of the largest logit; float32 sums in another order give about 1e-6
-# Of float16 pools: codes are so fine, and so many, that every other row sees one that fell on the other side; their
-# rounding itself makes 3e-5 and more.
-FLOAT16_MEDIAN = 5e-6
+# The steps of float16 are so fine, and so many, that every other row sees a value that fell on the other side. It costs
+# a row this share of what their rounding does, which is 3e-5 and more.
+FLOAT16_SHARE = 0.2
 # Where float32 and float64 fall on two sides of a half, a code of K or V differs by one and what attends to it by up
 # to a hundredth. It happens to one value in some ten thousand.
 FLIPPED, FLIPPED_TOLERANCE = 0.1, 2e-2
@@ -97,8 +97,10 @@ def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: P
     plan = compiled(spec, kv, tmp_path / "model.plan")
     wanted = run(ReferenceAttention(plan, kv), 0, LENGTHS, spec.vocab_size)
     unquantized = run(ReferenceAttention(plan, "float"), 0, LENGTHS, spec.vocab_size)
-    visible = 5 * FLOAT16_MEDIAN if kv == "float16" else 20 * TOLERANCE
-    assert np.median(row_errors(unquantized, wanted)) > visible  # else nothing would be shown
+    rounding = row_errors(unquantized, wanted)
+    assert np.median(rounding) > (
+        TOLERANCE if kv == "float16" else 20 * TOLERANCE
+    )  # else nothing would be shown
     for isa in ("portable", "avx2", "avx512vnni", "avx512bf16", "amx", "neon"):
         try:
             session = CpuSession(plan, NUM_BLOCKS, num_threads=2, isa=isa)
@@ -109,7 +111,8 @@ def test_the_core_attends_as_the_reference_does(fields: str, kv: Kv, tmp_path: P
             for seed in (0, 1):  # the second pass finds the first one's leftovers in the pools
                 errors = row_errors(run(session, seed, LENGTHS, spec.vocab_size), wanted)
                 if kv == "float16":
-                    assert errors.max() < 20 * FLOAT16_MEDIAN and np.median(errors) < FLOAT16_MEDIAN
+                    assert errors.max() < 5 * TOLERANCE
+                    assert np.median(errors) < FLOAT16_SHARE * np.median(rounding)
                     continue
                 assert errors.max() < FLIPPED_TOLERANCE
                 assert (errors > TOLERANCE).mean() <= FLIPPED
