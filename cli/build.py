@@ -99,6 +99,14 @@ def build(
     kv_cache_type: Annotated[
         str | None, typer.Option(help="Only 'paged' in this version.", rich_help_panel=_LIMITS)
     ] = None,
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What KV pools of the cpu target hold: float16 (default but at fp32) or float32; fp8 and int8 are "
+            "calibrated by plansmith quantize --kv-cache.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = "auto",
     gate: Annotated[
         str | None,
         typer.Option(
@@ -163,6 +171,7 @@ def build(
         source,
         target or ["cpu"],
         precision=precision,
+        kv_cache_dtype=kv_cache_dtype,
         limits=limits,
         draft=draft,
         tokenizer=tokenizer_dir,

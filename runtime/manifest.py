@@ -139,7 +139,16 @@ class Manifest(Fields):
             + (f" --draft {draft}" if draft else "")
             + (" --weight-streaming" if self._streams_weights(targets) else "")
             + "".join(f" --group-size {size}" for size in self._group_sizes(targets)[:1])
+            + self._kv_cache_option(targets)
         )
+
+    def _kv_cache_option(self, targets: str) -> str:
+        """Return the option for float KV pools that a build of the cpu target would not have by itself."""
+        entry = self.targets.get("cpu") if "cpu" in targets.split(",") else None
+        own = "float32" if self.precision == "fp32" else "float16"
+        if entry is None or entry.kv_dtype not in ("float32", "float16") or entry.kv_dtype == own:
+            return ""
+        return f" --kv-cache-dtype {entry.kv_dtype}"
 
     def _streams_weights(self, targets: str) -> bool:
         """Whether one of the named targets is here, built with weight streaming."""

@@ -142,7 +142,7 @@ class WeightLoader:
 
     def kv_scales(self, layer: int) -> list[ir.Value]:
         """Return the scales of a layer's K and V pools; none where the pools are not quantized."""
-        if self.precision.kv == "float":
+        if self.precision.kv in ("float", "float16"):
             return []
         scales = self._quantized_source().kv_scales(layer)
         names = (f"layers.{layer}.k_scale", f"layers.{layer}.v_scale")

@@ -47,6 +47,7 @@ class KvFormat(enum.IntEnum):
     F32 = 0
     F8 = 1
     I8 = 2
+    F16 = 3
 
 
 class LinearInput(enum.IntEnum):

@@ -111,7 +111,7 @@ uint8_t* Executor::KvOfLayer(int32_t layer, int which) const {
 }
 
 float Executor::KvScale(const OpRecord& op, int which) const {
-  return plan_->header().kv_format == kKvF32 ? 1.0f : TensorData(op.tensors[0])[which];
+  return KvHasScales(plan_->header().kv_format) ? TensorData(op.tensors[0])[which] : 1.0f;
 }
 
 void Executor::AllocateSlots() {

@@ -182,9 +182,9 @@ const KernelTable kAvx2Kernels = {
     Add,
     Softcap,
     Scale,
-    {Attend<float>, Attend<F8>, Attend<int8_t>},
-    {nullptr, StoreKv<F8>, StoreKv<int8_t>},
-    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
+    {Attend<float>, Attend<F8>, Attend<int8_t>, Attend<F16>},
+    {nullptr, StoreKv<F8>, StoreKv<int8_t>, StoreKv<F16>},
+    {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>, StoreKeys<F16>},
     BlockMaxima,
 };
 

@@ -106,6 +106,7 @@ const Precision kPrecisions[] = {
        s->round = kRoundF4;
        s->round_group = 16;
      }},
+    {"f16 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF16; }},
     {"f8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF8; }},
     {"i8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvI8; }},
 };

@@ -107,6 +107,10 @@ void TestAttention() {
   CHECK(cost.position_bytes == 2 * 2 * 8 * 4);  // K and V of both KV heads
   CHECK(cost.pair_operations == 4 * 8 * 6);
   CheckCost(f32.Cost(kOpPagedAttention, kCodeWriteKv), 0, 2 * 2 * 8 * 4 * 2, 0);
+  shape.kv_format = kKvF16;
+  const OpenedPlan f16(shape);
+  CHECK(f16.Cost(kOpPagedAttention).position_bytes == 2 * 2 * 8 * 2);
+  CheckCost(f16.Cost(kOpPagedAttention, kCodeWriteKv), 0, 2 * 2 * 8 * 6, 2 * 2 * 8);
   shape.kv_format = kKvI8;
   const OpenedPlan i8(shape);
   CHECK(i8.Cost(kOpPagedAttention).position_bytes == 2 * 2 * 8);

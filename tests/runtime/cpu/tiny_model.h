@@ -203,9 +203,9 @@ inline void TinyModel::Layer(int32_t layer) {
   // Codes of an 8-bit pool reach a little farther than the values do.
   const float kv_scales[] = {s.kv_format == kKvF8 ? 0.01f : 0.03f, 0.02f};
   const int32_t scales =
-      s.kv_format == kKvF32
-          ? -1
-          : plan.Tensor("kv_scales", PackMatrix({kv_scales[0], kv_scales[1]}, 1, 2, kF32, 0, true));
+      KvHasScales(s.kv_format)
+          ? plan.Tensor("kv_scales", PackMatrix({kv_scales[0], kv_scales[1]}, 1, 2, kF32, 0, true))
+          : -1;
   OpRecord& attention = plan.Op(kOpPagedAttention, "attention");
   attention.tensors[0] = scales;
   attention.in[0] = {qkv_, 0};
@@ -379,9 +379,11 @@ inline void TinyModel::RunAttention(const OpRecord& op, size_t n, std::vector<Ro
     const size_t slot = static_cast<size_t>(view.slot);
     return (*slots)[slot].data() + row * plan.slots[slot].width + view.col;
   };
-  for (int part = 0; part < 2 && op.tensors[0] >= 0; ++part) {
+  for (int part = 0; part < 2 && s.kv_format != kKvF32; ++part) {
     const double scale =
-        plan.tensors[static_cast<size_t>(op.tensors[0])].values[static_cast<size_t>(part)];
+        KvHasScales(s.kv_format)
+            ? plan.tensors[static_cast<size_t>(op.tensors[0])].values[static_cast<size_t>(part)]
+            : 1;
     for (size_t t = 0; t < n; ++t) {
       double* x = at(op.in[1 + part], t);
       for (uint32_t i = 0; i < s.kv_heads * s.dim; ++i)
