@@ -81,6 +81,20 @@ def test_an_engine_says_and_holds_what_was_asked_for(
     assert all(one.passed for one in report.comparisons), report.comparisons
 
 
+def test_groups_and_pools_are_chosen_together(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    plain = build(checkpoint, tmp_path / "plain", precision="int4").build_command("cpu")
+    chosen = {"precision": "int4", "group_size": 64, "kv_cache_dtype": "float32"}
+    manifest = build(checkpoint, tmp_path / "engine", **chosen)
+    wanted = plain.replace(str(tmp_path / "plain"), str(tmp_path / "engine"))
+    assert manifest.build_command("cpu") == f"{wanted} --group-size 64 --kv-cache-dtype float32"
+    with open_subject(tmp_path / "engine") as subject:
+        assert subject.recipe == plan_build(checkpoint, ["cpu"], **chosen).recipe.on_cpu()
+        found = read_plan(subject.plan)
+        assert found.kv_format.name == "F32"
+        assert {t.group_size for t in found.tensors if t.name == "layers.0.q|k|v.weight"} == {64}
+        assert all(one.passed for one in verify(subject, num_sequences=2, max_length=20).comparisons)
+
+
 def test_other_pools_are_another_plan(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
     first = build(checkpoint, tmp_path / "engine", precision="int8").targets["cpu"].key
     kept = (
