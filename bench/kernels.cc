@@ -71,19 +71,20 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       {"i8 x i8", kI8, 0, kInputInt8Row, false},
       {"i8 x i8, static", kI8, 0, kInputInt8Static, false},
       {"i4 x i8", kI4, 64, kInputInt8Row, false},
-      {"i8 x i8, groups", kI8, 64, kInputInt8Group, false},
-      {"i4 x i8, groups", kI4, 64, kInputInt8Group, false},
+      {"i8 x i8, by 32", kI8, 32, kInputInt8Group, false},
+      {"i4 x i8, by 32", kI4, 32, kInputInt8Group, false},
+      {"i8 x i8, by 64", kI8, 64, kInputInt8Group, false},
+      {"i4 x i8, by 64", kI4, 64, kInputInt8Group, false},
       {"f8 x i8", kF8, 0, kInputInt8Row, false},
   };
   Random random(1);
   printf("%-15s %-12s %4s %9s %9s %6s\n", "weight x input", "N x K", "M", "GOP/s", "GB/s", "peak");
   for (const auto& pair : pairs) {
     for (const auto& shape : shapes) {
-      // Plans have groups of 64 columns at K = 576 and of 128 at K = 1536.
-      const bool wide = pair.input == kInputInt8Group && shape.k > 1024;
+      const bool grouped = pair.input == kInputInt8Group;  // with the small scales of such plans
       const Packed packed =
           PackMatrix(random.Floats(static_cast<size_t>(shape.n) * shape.k), shape.n, shape.k,
-                     pair.dtype, pair.group_size * (wide ? 2 : 1), false, pair.with_zeros);
+                     pair.dtype, pair.group_size, false, pair.with_zeros, grouped ? kBF16 : kF32);
       const size_t bytes = packed.data.size();
       const size_t num_copies = std::max<size_t>(1, (256u << 20) / bytes);
       const Pages weights(bytes * num_copies, "weights");
@@ -176,7 +177,8 @@ void RunAttention(void* context, int idx) {
 void BenchAttention(const KernelTable& kernels, uint32_t kv_format, ThreadPool* pool,
                     const Peaks& peaks) {
   const int32_t heads = 9, kv_heads = 3, dim = 64, block = 32;
-  const char* names[] = {"attention, F32 pools", "attention, F8 pools", "attention, I8 pools"};
+  const char* names[] = {"attention, F32 pools", "attention, F8 pools", "attention, I8 pools",
+                         "attention, F16 pools"};
   printf("%-22s %9s %9s %9s\n", names[kv_format], "us", "GFLOP/s", "GB/s");
   const struct {
     int32_t seqs, rows, kv_len;
@@ -193,9 +195,11 @@ void BenchAttention(const KernelTable& kernels, uint32_t kv_format, ThreadPool* 
     const size_t bytes = values * KvValueBytes(kv_format);
     const size_t layers = (256u << 20) / (2 * bytes) + 1;
     const Pages pool_bytes(2 * bytes * layers + 64, "K and V");  // [blocks][layers][K, V]
-    for (size_t i = 0; i < 2 * values * layers; ++i) {
+    for (size_t i = 0; i < 2 * values * layers; ++i) {           // any numbers but NaN
       if (kv_format == kKvF32) {
         pool_bytes.as<float>()[i] = 0.01f * (i % 64);
+      } else if (kv_format == kKvF16) {
+        pool_bytes.as<uint16_t>()[i] = static_cast<uint16_t>(0x3000 + i % 64);
       } else {
         pool_bytes.as<uint8_t>()[i] = static_cast<uint8_t>(i % 64);
       }
@@ -221,7 +225,7 @@ void BenchAttention(const KernelTable& kernels, uint32_t kv_format, ThreadPool* 
     AttentionWork work(heads, model, pool->num_threads());
     work.Set(batch);
     AttentionBench b = {&kernels, kv_format, &work, &batch, {}, {}, {0}};
-    b.args.k_scale = b.args.v_scale = kv_format == kKvF32 ? 1.0f : 0.01f;
+    b.args.k_scale = b.args.v_scale = KvHasScales(kv_format) ? 0.01f : 1.0f;
     b.args.block_stride = 2 * block_values * layers;
     b.args.block_size = block;
     b.args.head_dim = dim;
@@ -325,7 +329,8 @@ int main(int argc, char** argv) {
       peaks.int8_gop_s);
   if (what.empty() || what == "linear") BenchLinear(kernels, &pool, peaks);
   if (what.empty() || what == "attention") {
-    for (uint32_t format : {kKvF32, kKvF8, kKvI8}) BenchAttention(kernels, format, &pool, peaks);
+    for (uint32_t format : {kKvF32, kKvF16, kKvF8, kKvI8})
+      BenchAttention(kernels, format, &pool, peaks);
   }
   if (what.empty() || what == "model") {
     for (uint32_t dtype : {kI8, kI4}) BenchModel(kernels, threads, dtype, false);

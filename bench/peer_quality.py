@@ -11,7 +11,6 @@ plansmith's int8 and int4 with other groups of columns too; `--store` writes doc
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
@@ -31,7 +30,6 @@ from plansmith.builder.checkpoint import Checkpoint, open_checkpoint
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import Precision, precision
-from plansmith.builder.scheme import ROW, Scheme
 from plansmith.builder.targets.cpu import compile_plan, read_plan
 from plansmith.calibration.eval_text import read_text, tokenizer_of
 from plansmith.calibration.eval_text import windows as cut_windows
@@ -53,37 +51,9 @@ PEERS: dict[str, tuple[ModuleType, str]] = {
 OURS = ("bf16", "int8", "int4")
 
 
-@dataclasses.dataclass(frozen=True)
-class Grouped(Precision):
-    """int8 or int4 weights with groups other than the builder's.
-
-    weight_columns : columns that share a scale of a weight; 0 = one scale an output. The table of int4 stays at 8 bits
-    input_columns : columns that share a scale of an input
-    """
-
-    weight_columns: int = ROW
-    input_columns: int = 64
-
-    def scheme(self, name: str, in_features: int) -> Scheme:
-        """Return the product's scheme."""
-        head = name == "lm_head"
-        bits = self.head_bits if head else self.weight_bits
-        group = ROW if head and self.weight_bits == 4 else self.weight_columns
-        return Scheme("int8" if bits == 8 else "int4", group, input="int8", input_group=self.input_columns)
-
-
-def grouped(base: str, weight_columns: int, input_columns: int) -> Precision:
-    """Return `base` (int8, int4) with those groups."""
-    known = {field.name: getattr(precision(base), field.name) for field in dataclasses.fields(Precision)}
-    return Grouped(**known, weight_columns=weight_columns, input_columns=input_columns)
-
-
 def other_groups() -> dict[str, Precision]:
-    """Return plansmith's int8 and int4 with other groups."""
-    int8 = {f"int8, inputs in {n}": grouped("int8", ROW, n) for n in (32, 64, 192)}
-    int8 |= {f"int8 in {n}, inputs in {n}": grouped("int8", n, n) for n in (32, 64)}
-    int4 = {f"int4 in {n}, inputs in {n}": grouped("int4", n, n) for n in (32, 64)}
-    return int8 | int4
+    """Return plansmith's int8 and int4 with groups other than the cpu target's own."""
+    return {f"{base} in {n}": precision(base).in_groups(n) for base in ("int8", "int4") for n in (64, 128)}
 
 
 def text_windows(checkpoint: Checkpoint, tokens: int) -> Windows:

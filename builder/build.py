@@ -29,7 +29,7 @@ from .limits import Limits, make_limits
 from .precision import Precision, draft_precision
 from .progress import Progress, no_progress
 from .reuse import carry, join, old_manifest, reusable
-from .targets.registry import CPU, Target, check_target, choose_precision, find_targets
+from .targets.registry import CPU, Target, check_target, choose_precision, find_targets, with_kv_cache
 
 Judge = Callable[["BuildPlan", pathlib.Path | None], dict[str, Any]]
 """Takes what is built and its cpu plan, None where it has none, and returns an evaluation as JSON values."""
@@ -69,20 +69,25 @@ def plan_build(
     targets: Sequence[str],
     *,
     precision: str = "auto",
+    kv_cache_dtype: str = "auto",
     limits: dict[str, Any] | None = None,
     draft: str | None = None,
     tokenizer: str | pathlib.Path | None = None,
     weight_streaming: bool = False,
+    group_size: int | None = None,
     keep_going: bool = False,
 ) -> BuildPlan:
     """Open the checkpoint and check what is asked for; nothing is read but its config and headers.
 
     targets : names as --target takes them
+    kv_cache_dtype : of KV_CACHE_DTYPES; "auto" is the checkpoint's own where that is quantized, else float16 on cpu
+        beside weights of at most 16 bits, and the type of the activations everywhere else
     limits : arguments of make_limits; None values mean "not given"
     draft : precision of a second plan that drafts for the first (speculation loses nothing by it); "none" = without;
         None = as the directory has it
     tokenizer : where the tokenizer is, if not in the checkpoint, see open_checkpoint
     weight_streaming : weights of the GPU plans that do not fit there stay in host memory and come over in every step
+    group_size : int8 and int4 alone: the most columns that share a scale; None = each target's own
     keep_going : plan without the targets that cannot be built, where others can; build_engine raises why in the end
     raises CheckpointError, InvalidArgumentError or UnsupportedError, before any work.
     """
@@ -96,7 +101,8 @@ def plan_build(
     opened = open_checkpoint(checkpoint, given.get("max_seq_len"), tokenizer)
     check_tokenizer_opens(opened.tokenizer_files(), str(opened.path))
     made = make_limits(opened.spec.max_position_embeddings, **given)
-    recipe = choose_precision(precision, opened, found)
+    recipe = choose_precision(precision, opened, found).in_groups(group_size)
+    recipe = with_kv_cache(recipe, kv_cache_dtype, opened, found)
     draft_recipe = None if draft is None else draft_precision(draft, recipe)
     refused: dict[str, Error] = {}
     for target in found:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .. import __version__
 from ..runtime.manifest import SCHEMA_VERSION, Manifest
 from ..runtime.manifest_entries import (
+    GROUP_SIZE,
     CheckpointEntry,
     DraftEntry,
     GraphContractEntry,
@@ -112,6 +113,7 @@ def target_entry(
     spec, recipe = request.checkpoint.spec, request.recipe
     compute = compute_dtype(target, spec, recipe)
     rectangular = target.compiler == "rtx"
+    groups = () if recipe.group_size is None else (f"{GROUP_SIZE}={recipe.group_size}",)
     return TargetEntry(
         compiler=result.compiler,
         compiler_version=result.version,
@@ -124,7 +126,7 @@ def target_entry(
         inputs=_inputs(target, spec, request.limits, compute),
         profiles=_profiles(result.flags),
         files=tuple(describe_file(work, path) for path in result.files),
-        flags=result.flags,
+        flags=(*result.flags, *groups),
         key=key,
         seconds=round(result.seconds, 3),
     )

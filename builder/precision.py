@@ -12,6 +12,10 @@ from .scheme import FLOAT, FP4_GROUP, ROW, KvFormat, Quantization, Scheme
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 
+GROUP_SIZES = (128, 64, 32)  # columns that share a scale, in the order they are tried: of 576 64 and not 128
+CPU_GROUP_SIZE = 32  # unless another is asked for
+GPU_GROUP_SIZE = 128  # of int4; int8 has one scale an output there
+
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
@@ -22,10 +26,14 @@ class Precision:
     head_bits : bits of the embedding and the logits product (they share one table when tied)
     float_type : what is not quantized is stored as
     rounds_inputs : int8 and int4 alone: whether the inputs of products are rounded to int8, as the cpu target does
+    group_size : int8 and int4 alone: the most columns that share a scale, one of GROUP_SIZES; None = the target's own
+    int8_groups : whether int8 weights have groups of columns as int4's do, as on the cpu target; else one scale a row
+    signed_scales : whether int4 weights that are rounded here may have negative scales, as on the cpu target
+    scale_type : what scales of weights that are rounded here are rounded to first; None = the compute type
     quantization : of a checkpoint that is quantized already and runs as it is; the rest follows from it
     kept_float : int8 and int4 alone: canonical names of products in the blocks that stay in float_type
-    kv_format : of the KV pools where `quantization` is None; other than float of a draft alone, whose scales are those
-        of the checkpoint that it drafts for
+    kv_format : of the KV pools where `quantization` has none of its own; None = the target's choice, see on_cpu. fp8
+        and int8 of a draft alone, whose scales are those of the checkpoint that it drafts for
     """
 
     name: str
@@ -33,9 +41,13 @@ class Precision:
     head_bits: int
     float_type: FloatType = "float16"
     rounds_inputs: bool = False
+    group_size: int | None = None
+    int8_groups: bool = False
+    signed_scales: bool = False
+    scale_type: FloatType | None = None
     quantization: Quantization | None = None
     kept_float: tuple[str, ...] = ()
-    kv_format: KvFormat = "float"
+    kv_format: KvFormat | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -45,7 +57,9 @@ class Precision:
     @property
     def kv(self) -> KvFormat:
         """What the KV pools hold."""
-        return self.kv_format if self.quantization is None else self.quantization.kv
+        if self.quantization is not None and self.quantization.kv != "float":
+            return self.quantization.kv
+        return self.kv_format or "float"
 
     def scheme(self, name: str, in_features: int) -> Scheme:
         """Return how the product `name` ("layers.0.q", "lm_head") of that many inputs is quantized.
@@ -59,30 +73,81 @@ class Precision:
         bits = self.head_bits if name == "lm_head" else self.weight_bits
         if bits > 8 or name in self.kept_float:
             return FLOAT
-        group = int4_group_size(in_features) if bits == 4 else ROW
+        group = self._group(name, bits, in_features)
         if not self.rounds_inputs:
             return Scheme("int8" if bits == 8 else "int4", group)
-        return Scheme(
-            "int8" if bits == 8 else "int4",
-            group,
-            input="int8",
-            input_group=activation_group_size(group, in_features),
-        )
+        return Scheme("int8" if bits == 8 else "int4", group, input="int8", input_group=group)
+
+    def _group(self, name: str, bits: int, in_features: int) -> int:
+        """Return how many columns of a weight share a scale; ROW = all of an output."""
+        if bits == 8 and not self.int8_groups:
+            return ROW
+        largest = self.group_size or GPU_GROUP_SIZE
+        if (
+            name == "lm_head" and self.int8_groups
+        ):  # what its input loses to rounding nothing behind it evens out
+            largest = GROUP_SIZES[-1]
+        group = group_size(in_features, largest)
+        if group == ROW and bits == 4:
+            raise InvalidArgumentError(
+                f"int4 needs an input size divisible by {GROUP_SIZES[-1]}, a layer has {in_features}; build with "
+                "--precision int8"
+            )
+        return group
 
     def on_cpu(self) -> Precision:
-        """Return the precision as the cpu target runs it: inputs beside int8 and int4 weights are rounded to int8."""
-        return dataclasses.replace(self, rounds_inputs=self.quantization is None and self.is_quantized)
+        """Return the precision as the cpu target runs it: int8 and int4 weights meet inputs rounded to int8.
+
+        Weights and inputs share their groups, so that the integer sum of a group meets one factor of each. Scales are
+        bfloat16: half the bytes, and nothing is lost, since the weights are rounded by the scale as it is stored.
+        float16 would have tiny ones among its subnormal numbers. KV pools are float16 beside weights of 16 bits and
+        less, where nothing else is asked for: half the bytes of its float32 activations, and no measured loss.
+        """
+        rounded = self.quantization is None and self.is_quantized
+        scale_type: FloatType | None = "bfloat16" if rounded else None
+        chosen: KvFormat = "float" if self.weight_bits > 16 else "float16"
+        return dataclasses.replace(
+            self,
+            rounds_inputs=rounded,
+            group_size=(self.group_size or CPU_GROUP_SIZE) if rounded else None,
+            int8_groups=rounded,
+            signed_scales=rounded,
+            scale_type=scale_type,
+            kv_format=self.kv_format or chosen,
+        )
+
+    def in_groups(self, size: int | None) -> Precision:
+        """Return the recipe with at most that many columns to a scale; None = as it is.
+
+        raises InvalidArgumentError for a size that there is not, and of a recipe that rounds nothing itself
+        """
+        if size is None:
+            return self
+        if size not in GROUP_SIZES:
+            sizes = ", ".join(map(str, sorted(GROUP_SIZES)))
+            raise InvalidArgumentError(f"--group-size is {size}; choose one of {sizes}")
+        if self.quantization is not None or not self.is_quantized:
+            raise InvalidArgumentError(
+                f"--group-size is for --precision int8 and int4, {self.name} has no groups to choose; leave it out"
+            )
+        return dataclasses.replace(self, group_size=size)
 
     def without_rounding(self) -> Precision:
-        """Return the same weights with every input and the KV cache as they are."""
+        """Return the same weights with every input as it is, and KV pools without scales.
+
+        float16 pools stay: like float16 weights they are a type of storage, whose rounding leaves no noise to speak of.
+        """
+        held: KvFormat | None = "float" if self.kv in ("fp8", "int8") else self.kv_format
         if self.quantization is None:
-            return dataclasses.replace(self, rounds_inputs=False)
+            return dataclasses.replace(self, rounds_inputs=False, kv_format=held)
         plain = tuple(
             (name, dataclasses.replace(one, input="float", input_group=Scheme.input_group))
             for name, one in self.quantization.schemes
         )
         return dataclasses.replace(
-            self, quantization=dataclasses.replace(self.quantization, schemes=plain, kv="float")
+            self,
+            quantization=dataclasses.replace(self.quantization, schemes=plain, kv="float"),
+            kv_format=held,
         )
 
 
@@ -149,7 +214,8 @@ def precision(name: str) -> Precision:
 def draft_precision(name: str, engine: Precision) -> Precision | None:
     """Return the recipe of a draft for an engine; None for "none".
 
-    Its KV pools are the engine's in kind: float ones would take most of a budget that both share.
+    Its KV pools are the engine's in kind where those were quantized or chosen: float ones would take most of a budget
+    that both share.
     raises InvalidArgumentError for one that is not known, or no smaller than the engine's own and so no faster
     """
     if name == "none":
@@ -169,30 +235,13 @@ def draft_precision(name: str, engine: Precision) -> Precision | None:
                 else "none, and a smaller model's engine as --draft where this one runs"
             )
         )
-    return dataclasses.replace(found, kv_format=engine.kv)
+    held = engine.kv if engine.kv in ("fp8", "int8") else engine.kv_format
+    return dataclasses.replace(found, kv_format=held)
 
 
-def int4_group_size(in_features: int) -> int:
-    """Return the INT4 group for an input size: 128 where it divides, else 64, else 32 (SmolLM2's 576 takes 64).
+def group_size(in_features: int, largest: int) -> int:
+    """Return how many columns share a scale: the first of GROUP_SIZES, from `largest` on, that divides them.
 
-    raises InvalidArgumentError when none divides.
+    ROW where none does
     """
-    for group in (128, 64, 32):
-        if in_features % group == 0:
-            return group
-    raise InvalidArgumentError(
-        f"int4 needs an input size divisible by 32, a layer has {in_features}; build with --precision int8"
-    )
-
-
-def activation_group_size(weight_group_size: int, in_features: int) -> int:
-    """Return how many columns of a product's input share a scale where activations are rounded; 0 = a whole row.
-
-    weight_group_size : the weight's own groups, 0 = one scale an output: then the groups that int4 would have
-    """
-    if weight_group_size:
-        return weight_group_size
-    try:
-        return int4_group_size(in_features)
-    except InvalidArgumentError:
-        return 0
+    return next((size for size in GROUP_SIZES if size <= largest and in_features % size == 0), ROW)

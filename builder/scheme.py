@@ -57,8 +57,11 @@ class Scheme:
 FLOAT = Scheme()
 
 
-KvFormat = Literal["float", "fp8", "int8"]
-"""What the KV pools hold; fp8 and int8 have one calibrated scale a layer for K and one for V."""
+KvFormat = Literal["float", "float16", "fp8", "int8"]
+"""What the KV pools hold; fp8 and int8 have one calibrated scale a layer for K and one for V.
+
+float is the type of the activations; float16 holds no numbers beyond 65504 (they become that) and needs no scales.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .graph import build_graph
 from .limits import Limits, make_limits
 from .precision import Precision
+from .scheme import KvFormat
 from .scratch import scratch_directory
 from .targets.registry import choose_precision, find_targets
 
@@ -124,10 +125,17 @@ def _engine_subject(
         )
         for name, target in manifest.targets.items()
     ]
+    recipe = choose_precision(manifest.precision, opened, find_targets(["cpu"]))
     return Subject(
         opened,
-        choose_precision(manifest.precision, opened, find_targets(["cpu"])).on_cpu(),
+        _as_built(recipe.in_groups(manifest.targets["cpu"].group_size), manifest),
         make_limits(opened.spec.max_position_embeddings, **recorded_limits(manifest)),
         manifest.plan_path("cpu"),
         tuple(notes),
     )
+
+
+def _as_built(recipe: Precision, manifest: Manifest) -> Precision:
+    """Return the recipe as the engine's cpu target runs it: what its KV pools hold is the manifest's."""
+    held: dict[str, KvFormat] = {"float32": "float", "float16": "float16"}
+    return dataclasses.replace(recipe, kv_format=held.get(manifest.target("cpu").kv_dtype)).on_cpu()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..builder.checkpoint import Checkpoint, WeightSource
 from ..builder.precision import Precision
-from ..builder.scheme import FLOAT, ROW, WHOLE, QuantizedInput, QuantizedWeight, Scheme
+from ..builder.scheme import FLOAT, ROW, WHOLE, KvFormat, QuantizedInput, QuantizedWeight, Scheme
 from ..builder.spec import DecoderSpec, weight_shapes
 
 HEAD, KV_CACHE = "lm_head", "kv_cache"
@@ -28,7 +28,7 @@ def quantized_layers(spec: DecoderSpec, recipe: Precision) -> tuple[str, ...]:
     ]
     if _scheme(spec, recipe, HEAD) != FLOAT:
         found.append(HEAD)
-    if recipe.kv != "float":
+    if recipe.kv in ("fp8", "int8"):
         found.append(KV_CACHE)
     return tuple(found)
 
@@ -89,11 +89,15 @@ def mixed(checkpoint: Checkpoint, recipe: Precision, against: Checkpoint, quanti
         for name, one in recipe.quantization.schemes
         if _layer_of(name) in chosen and name not in floats
     )
-    kv = recipe.quantization.kv if KV_CACHE in chosen else "float"
+    is_plain = recipe.quantization.kv != "float" and KV_CACHE not in chosen
+    kv: KvFormat = "float" if is_plain else recipe.quantization.kv
+    held: KvFormat | None = (
+        "float" if is_plain else recipe.kv_format
+    )  # the original's float32, not a default of the target
     quantization = dataclasses.replace(recipe.quantization, schemes=schemes, kv=kv)
     head_bits = recipe.head_bits if HEAD in chosen else 32
     changed = dataclasses.replace(
-        recipe, quantization=quantization, float_type="float32", head_bits=head_bits
+        recipe, quantization=quantization, float_type="float32", head_bits=head_bits, kv_format=held
     )
     return Mixed(checkpoint.spec, weights, changed)
 

@@ -55,6 +55,15 @@ def build(
             "come faster and stay the same. none = without. Default: as the directory has it.",
         ),
     ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--group-size",
+            help="Of --precision int8 and int4: the most columns of a weight that share a scale, 32, 64 or 128; on cpu "
+            "of an input too. More are a little faster and smaller, and round more coarsely. Default: 32 on cpu; on "
+            "GPUs int4 128, and int8 has one scale an output.",
+        ),
+    ] = None,
     weight_streaming: Annotated[
         bool,
         typer.Option(
@@ -90,6 +99,14 @@ def build(
     kv_cache_type: Annotated[
         str | None, typer.Option(help="Only 'paged' in this version.", rich_help_panel=_LIMITS)
     ] = None,
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What KV pools of the cpu target hold: float16 (default but at fp32) or float32; fp8 and int8 are "
+            "calibrated by plansmith quantize --kv-cache.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = "auto",
     gate: Annotated[
         str | None,
         typer.Option(
@@ -154,10 +171,12 @@ def build(
         source,
         target or ["cpu"],
         precision=precision,
+        kv_cache_dtype=kv_cache_dtype,
         limits=limits,
         draft=draft,
         tokenizer=tokenizer_dir,
         weight_streaming=weight_streaming,
+        group_size=group_size,
         keep_going=keep_going,
     )
     with BuildProgress(quiet=as_json) as progress:
@@ -231,6 +250,7 @@ def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:
         "checkpoint": str(plan.checkpoint.path),
         "model": plan.checkpoint.describe(),
         "precision": plan.recipe.name,
+        **({} if plan.recipe.group_size is None else {"group_size": plan.recipe.group_size}),
         "draft": ("as the directory has it" if plan.keep_draft else "none")
         if plan.draft is None
         else plan.draft.name,

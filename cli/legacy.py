@@ -158,7 +158,6 @@ FLAGS: dict[str, Legacy] = {
     "--weight-only-precision": Legacy(True, "use --precision int8 or int4", ()),
     "--int8-kv-cache": Legacy(False, _KV_TYPE, ()),
     "--fp8-kv-cache": Legacy(False, _KV_TYPE, ()),
-    "--kv-cache-dtype": Legacy(True, _KV_TYPE, ()),
     "--qformat": Legacy(True, _QUANTIZE, ()),
 }
 

@@ -138,12 +138,27 @@ class Manifest(Fields):
             + (f" --max-beam-width {limits.max_beam_width}" if limits.max_beam_width > 1 else "")
             + (f" --draft {draft}" if draft else "")
             + (" --weight-streaming" if self._streams_weights(targets) else "")
+            + "".join(f" --group-size {size}" for size in self._group_sizes(targets)[:1])
+            + self._kv_cache_option(targets)
         )
+
+    def _kv_cache_option(self, targets: str) -> str:
+        """Return the option for float KV pools that a build of the cpu target would not have by itself."""
+        entry = self.targets.get("cpu") if "cpu" in targets.split(",") else None
+        own = "float32" if self.precision == "fp32" else "float16"
+        if entry is None or entry.kv_dtype not in ("float32", "float16") or entry.kv_dtype == own:
+            return ""
+        return f" --kv-cache-dtype {entry.kv_dtype}"
 
     def _streams_weights(self, targets: str) -> bool:
         """Whether one of the named targets is here, built with weight streaming."""
         named = (self.targets.get(name) for name in targets.split(","))
         return any(entry is not None and entry.streams_weights for entry in named)
+
+    def _group_sizes(self, targets: str) -> list[int]:
+        """Return what --group-size was for the named targets that are here and had one."""
+        named = (self.targets.get(name) for name in targets.split(","))
+        return [entry.group_size for entry in named if entry is not None and entry.group_size is not None]
 
     def _rebuild(self, name: str | None = None) -> str:
         command = self.build_command(name or ",".join(self.targets))

@@ -15,6 +15,7 @@ ROW_ALIGNMENTS = ("none", "right")
 KV_TYPES = (*FLOAT_TYPES, "float8_e4m3fn", "int8")
 KERNELS_FOLDER = "kernels"  # beside a plan: device kernels, see executors/kernel_bundle.py
 WEIGHT_STREAMING = "weight_streaming"  # a flag of TargetEntry
+GROUP_SIZE = "group_size"  # likewise, with a number
 ACTIVATION_QUANTIZATIONS = ("none", "int8", "fp8", "fp4", "mixed")
 
 
@@ -148,6 +149,14 @@ class TargetEntry(Fields):
     def streams_weights(self) -> bool:
         """Whether the plan's weights may stay in host memory and come over in every step."""
         return WEIGHT_STREAMING in self.flags
+
+    @property
+    def group_size(self) -> int | None:
+        """Return the columns to a scale that the build was asked for; None where the target chose itself."""
+        found = (flag.partition("=") for flag in self.flags)
+        return next(
+            (int(number) for name, _, number in found if name == GROUP_SIZE and number.isdecimal()), None
+        )
 
     def kernel_files(self) -> tuple[FileEntry, ...]:
         """Return the files of the plan's device kernels; () where it has none."""

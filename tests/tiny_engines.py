@@ -14,11 +14,11 @@ LIMITS = {
 }
 
 
-def build_tiny(checkpoint: Path, out: Path, precision: str = "fp32") -> Path:
-    """Build the cpu target of a checkpoint into `out` and return it."""
+def build_tiny(checkpoint: Path, out: Path, precision: str = "fp32", **options: Any) -> Path:
+    """Build the cpu target of a checkpoint into `out` and return it; options as of plan_build."""
     from plansmith.builder.build import build_engine, plan_build
 
-    build_engine(plan_build(checkpoint, ["cpu"], precision=precision, limits=dict(LIMITS)), out)
+    build_engine(plan_build(checkpoint, ["cpu"], precision=precision, limits=dict(LIMITS), **options), out)
     return out
 
 

@@ -14,7 +14,8 @@ PAGED_ATTENTION = "PagedAttention"
 
 inputs, in order
     q [T, H*D], k [T, KVH*D], v [T, KVH*D]      rotated already
-    k_pool, v_pool [NB, KVH, BS, D]
+    k_pool, v_pool [NB, KVH, BS, D]             like q; or FLOAT16 beside FLOAT q: the pools hold round(k), to nearest
+                                                even, 65504 for what is beyond, infinities and NaN as they are
     cu_query_lens [B+1] int32                   sequence b's rows are cu[b]..cu[b+1]-1
     kv_lens [B] int32                           positions held after the step; the new ones are the last
     block_table [B, MB] int32                   block of each BS positions; unused entries -1

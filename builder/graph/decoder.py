@@ -72,7 +72,7 @@ COMPUTE_TYPES = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
-KV_TYPES = {"fp8": ir.DataType.FLOAT8E4M3FN, "int8": ir.DataType.INT8}
+KV_TYPES = {"float16": ir.DataType.FLOAT16, "fp8": ir.DataType.FLOAT8E4M3FN, "int8": ir.DataType.INT8}
 
 
 def build_graph(

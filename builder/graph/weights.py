@@ -96,7 +96,7 @@ class WeightLoader:
     def table(self, name: str) -> ir.Value:
         """Return the embedding table [V, E]: as it is stored, or dequantized where a head has 8 bits.
 
-        One node whatever the number of users: a tied table is quantized once, a scale for each vocabulary row.
+        One node whatever the number of users: a tied table is quantized once, by the scheme of the product.
         TensorRT takes a quantized constant in front of DequantizeLinear only, so rows cannot be gathered before it.
         """
         if name in self._tables:
@@ -106,16 +106,20 @@ class WeightLoader:
             stored = self._stored_type()
             table = self.g.lazy(name, stored, (rows, cols), lambda: self._plain(name, stored))
         else:
-            scheme = Scheme("int8")
+            scheme = self.precision.scheme("lm_head", cols)
+            held = self._scale_type()
+            shape, attrs = _scale_form(scheme, rows, cols, swapped=False)
             codes = self.g.lazy(
                 name, ir.DataType.INT8, (rows, cols), lambda: self._quantized(name, scheme).codes
             )
-            scale = self.g.lazy(
-                f"{name}.scale", self.g.compute, (rows,), lambda: self._quantized(name, scheme).scale
-            )
-            attrs = {"axis": 0}
+            scale = self.g.lazy(f"{name}.scale", held, shape, lambda: self._quantized(name, scheme).scale)
             table = self.g.node(
-                "DequantizeLinear", [codes, scale], f"{name}/dq", self.g.compute, (rows, cols), attrs
+                "DequantizeLinear",
+                [codes, self.cast(scale)],
+                f"{name}/dq",
+                self.g.compute,
+                (rows, cols),
+                attrs,
             )
         self._tables[name] = table
         return table
@@ -138,7 +142,7 @@ class WeightLoader:
 
     def kv_scales(self, layer: int) -> list[ir.Value]:
         """Return the scales of a layer's K and V pools; none where the pools are not quantized."""
-        if self.precision.kv == "float":
+        if self.precision.kv in ("float", "float16"):
             return []
         scales = self._quantized_source().kv_scales(layer)
         names = (f"layers.{layer}.k_scale", f"layers.{layer}.v_scale")
@@ -159,8 +163,9 @@ class WeightLoader:
         g, compute, held = self.g, self.g.compute, self._scale_type()
         kind = ir.DataType.UINT4 if scheme.zero_points else _CODES[scheme.weight]
         codes = g.lazy(name, kind, (k, n), lambda: self._codes(name, scheme, kind))
-        shape, attrs = _scale_form(scheme, n, k)
-        to_compute = {} if held == compute else {"output_dtype": int(compute)}
+        shape, attrs = _scale_form(scheme, n, k, swapped=True)
+        made_here = self.precision.quantization is None
+        to_compute = {} if made_here or held == compute else {"output_dtype": int(compute)}
         inputs = [codes]
         if scheme.weight == "fp4":
             fp8 = ir.DataType.FLOAT8E4M3FN
@@ -168,7 +173,8 @@ class WeightLoader:
             outer = g.lazy(f"{name}.scale_2", held, (), lambda: self._scale_2(name, scheme))
             inputs.append(g.node("DequantizeLinear", [blocks, outer], f"{name}/scale_dq", held, shape))
         else:
-            inputs.append(g.lazy(f"{name}.scale", held, shape, lambda: self._scale(name, scheme)))
+            scale = g.lazy(f"{name}.scale", held, shape, lambda: self._scale(name, scheme))
+            inputs.append(self.cast(scale) if made_here else scale)
         if scheme.zero_points:
             inputs.append(g.lazy(f"{name}.zero", kind, shape, lambda: self._zero(name, scheme)))
         w = g.node("DequantizeLinear", inputs, f"{name}/dq", compute, (k, n), attrs | to_compute)
@@ -207,9 +213,12 @@ class WeightLoader:
     def _scale_type(self) -> ir.DataType:
         """Return the type of scales: float32 for a checkpoint's, which half floats may not hold.
 
-        Those that are made here are rounded to the compute type before codes are, so they lose nothing in it.
+        Those that are made here are rounded to the type before codes are made, so they lose nothing in it.
         """
-        return self.g.compute if self.precision.quantization is None else ir.DataType.FLOAT
+        if self.precision.quantization is not None:
+            return ir.DataType.FLOAT
+        chosen = self.precision.scale_type
+        return self.g.compute if chosen is None else _FLOATS[chosen]
 
     def _stored_type(self) -> ir.DataType:
         return _FLOATS[self.precision.float_type]
@@ -234,23 +243,30 @@ class WeightLoader:
 
     def _rounded(self, name: str, scheme: Scheme) -> QuantizedWeight:
         w = np.asarray(self._source.get(name))
-        dtype = self.g.compute.numpy()
+        dtype = self._scale_type().numpy()
         if scheme.weight == "int4":
-            return QuantizedWeight(*quantize_int4(w, scheme.weight_group, name=name, scale_dtype=dtype))
-        return QuantizedWeight(*quantize_int8(w, name=name, scale_dtype=dtype))
+            signed = self.precision.signed_scales
+            made = quantize_int4(w, scheme.weight_group, signed=signed, name=name, scale_dtype=dtype)
+            return QuantizedWeight(*made)
+        return QuantizedWeight(*quantize_int8(w, scheme.weight_group, name=name, scale_dtype=dtype))
 
     def _quantized_source(self) -> QuantizedSource:
         return cast(QuantizedSource, self._source)
 
 
-def _scale_form(scheme: Scheme, n: int, k: int) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the shape of a weight's scales in the graph, and the attributes of its DequantizeLinear."""
+def _scale_form(scheme: Scheme, n: int, k: int, *, swapped: bool) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Return the shape of a weight's scales in the graph, and the attributes of its DequantizeLinear.
+
+    swapped : the graph has it as [K, N], as products want it; else [N, K]
+    """
     if scheme.weight_group == WHOLE:
         return (), {}
+    outputs, inputs = (1, 0) if swapped else (0, 1)
     if scheme.weight_group == ROW:
-        return (n,), {"axis": 1}
+        return (n,), {"axis": outputs}
     group = scheme.weight_group
-    return (k // group, n), {"axis": 0, "block_size": group}
+    shape = (k // group, n) if swapped else (n, k // group)
+    return shape, {"axis": inputs, "block_size": group}
 
 
 def weight_bytes(model: ir.Model) -> dict[str, int]:

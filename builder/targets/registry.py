@@ -97,7 +97,7 @@ def compute_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
 
 
 def recipe_for(target: Target, recipe: Precision) -> Precision:
-    """Return a recipe as a target runs it: cpu rounds the inputs of int8's and int4's products."""
+    """Return a recipe as a target runs it: cpu rounds inputs of int8's and int4's products and has float16 pools."""
     return recipe.on_cpu() if target.compiler == "cpu" else recipe
 
 
@@ -112,13 +112,56 @@ def activation_quantization(target: Target, recipe: Precision) -> str:
 
 def kv_dtype(target: Target, spec: DecoderSpec, recipe: Precision) -> str:
     """Return the type of the KV pools' values."""
-    quantized = {"fp8": "float8_e4m3fn", "int8": "int8"}
-    return quantized.get(recipe.kv) or compute_dtype(target, spec, recipe)
+    held = {"float16": "float16", "fp8": "float8_e4m3fn", "int8": "int8"}
+    return held.get(recipe_for(target, recipe).kv) or compute_dtype(target, spec, recipe)
+
+
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "fp8", "int8")
+
+
+def with_kv_cache(
+    recipe: Precision, name: str, checkpoint: Checkpoint, targets: Sequence[Target]
+) -> Precision:
+    """Return the recipe with the KV pools of --kv-cache-dtype; "auto" leaves them to the checkpoint and the targets.
+
+    raises InvalidArgumentError for a name that is not known, and for scales that would have to be calibrated or are
+        calibrated for another type; UnsupportedError where a target has no such pools
+    """
+    held = None if recipe.quantization is None else recipe.quantization.kv
+    if name not in KV_CACHE_DTYPES:
+        raise InvalidArgumentError(
+            f"--kv-cache-dtype {name!r} is not known; choose one of {', '.join(KV_CACHE_DTYPES)}"
+        )
+    if name in ("auto", held):
+        return recipe
+    if held in ("fp8", "int8"):
+        raise InvalidArgumentError(
+            f"--kv-cache-dtype is {name}, the KV cache of {checkpoint.path} is calibrated as {held}; leave it out, or "
+            f"quantize without: plansmith quantize CHECKPOINT --kv-cache none -o OUT"
+        )
+    if name in ("fp8", "int8"):
+        raise InvalidArgumentError(
+            f"--kv-cache-dtype {name} needs calibrated scales, which {checkpoint.path} does not have; run `plansmith "
+            f"quantize {checkpoint.path} --kv-cache {name} -o OUT` and build OUT"
+        )
+    for target in targets:
+        compute = compute_dtype(target, checkpoint.spec, recipe)
+        if target.compiler != "cpu" and compute != name:
+            raise UnsupportedError(
+                f"--kv-cache-dtype is {name}, float KV pools of {target.name} have the type of its activations, "
+                f"{compute}; leave it out, or build the targets one by one"
+            )
+    return dataclasses.replace(recipe, kv_format="float16" if name == "float16" else "float")
 
 
 def check_target(target: Target, spec: DecoderSpec, recipe: Precision) -> None:
     """Raise UnsupportedError if this model cannot be compiled for this target at this precision, or not here."""
     check_support(target, recipe, spec)
+    if recipe.group_size is not None and recipe.weight_bits == 8 and target.compiler != "cpu":
+        raise UnsupportedError(
+            f"--group-size {recipe.group_size} with --precision int8 is for the cpu target; {target.name} has one "
+            "scale an output: leave it out"
+        )
     if target.compiler == "rtx":
         rtx.check_installed()
     if target.compiler == "tensorrt":

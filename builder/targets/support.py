@@ -78,7 +78,7 @@ def needs_of(precision: Precision, spec: DecoderSpec) -> dict[Need, str]:
         need = need_of(scheme)
         if need is not None:
             found.setdefault(need, name)
-    if precision.kv != "float":
+    if precision.kv in ("fp8", "int8"):
         found["kv_fp8" if precision.kv == "fp8" else "kv_int8"] = "the KV cache"
     return found
 

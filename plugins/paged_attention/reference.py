@@ -29,7 +29,7 @@ def paged_attention(
     scale: float,
     softcap: float = 0.0,
     window: int = 0,
-    kv: Literal["float", "fp8", "int8"] = "float",
+    kv: Literal["float", "float16", "fp8", "int8"] = "float",
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[FloatArray, Pool, Pool]:
@@ -71,15 +71,20 @@ def paged_attention(
     return out.reshape(q.shape[0], -1), k_pool, v_pool
 
 
-def quantize_kv(x: AnyFloat, scale: float, kv: Literal["float", "fp8", "int8"]) -> AnyFloat:
+def quantize_kv(x: AnyFloat, scale: float, kv: Literal["float", "float16", "fp8", "int8"]) -> AnyFloat:
     """Return the codes' numbers of x; x / scale is a float32 division, as it is where codes are written.
 
     x : any shape; float64 is divided as such
     scale : a float32 number above 0
-    returns : like x; of "float" x itself. fp8 (E4M3) within +-448, int8 within -128..127, to nearest even; NaN stays
+    returns : like x; of "float" x itself. To nearest even: float16 within +-65504, but infinities stay, and without
+        `scale`; fp8 (E4M3) within +-448; int8 within -128..127. NaN stays
     """
     if kv == "float":
         return x
+    if kv == "float16":
+        bound = np.where(np.isfinite(x), np.clip(x, -65504.0, 65504.0), x)
+        half: AnyFloat = bound.astype(np.float16).astype(x.dtype)
+        return half
     y = x.astype(np.promote_types(x.dtype, np.float32)) / np.float32(scale)
     if kv == "int8":
         whole: AnyFloat = np.clip(np.rint(y), -128.0, 127.0)

@@ -19,6 +19,8 @@ from plansmith.builder import build as build_module
 from plansmith.builder import build_key, compile
 from plansmith.builder.build import build_engine, needed_disk, plan_build
 from plansmith.builder.build_report import BuildReport, read_targets
+from plansmith.builder.targets.cpu import read_plan
+from plansmith.builder.verify_subject import open_subject
 from plansmith.cli import main
 from plansmith.runtime.errors import (
     BuildError,
@@ -52,6 +54,7 @@ def build(
     precision: str = "fp32",
     limits: dict[str, Any] | None = None,
     weight_streaming: bool = False,
+    group_size: int | None = None,
     **options: Any,
 ) -> BuildReport:
     plan = plan_build(
@@ -60,6 +63,7 @@ def build(
         precision=precision,
         limits={**LIMITS, **(limits or {})},
         weight_streaming=weight_streaming,
+        group_size=group_size,
     )
     return build_engine(plan, out, **options)
 
@@ -224,6 +228,29 @@ def test_plans_with_and_without_weight_streaming_are_two(
     assert statuses(build(checkpoint, out, "cpu,sm89", precision="int8")) == {"cpu": "kept", "sm89": "built"}
     with pytest.raises(InvalidArgumentError, match=r"--weight-streaming is for plans of GPUs"):
         build(checkpoint, out, "cpu", **streams)
+
+
+def test_groups_of_columns_can_be_chosen(checkpoint: pathlib.Path, out: pathlib.Path, fake_rtx: Any) -> None:
+    wide = {"precision": "int8", "group_size": 64}
+    build(checkpoint, out, "cpu", precision="int8")
+    plain = load_manifest(out)
+    assert statuses(build(checkpoint, out, "cpu", **wide)) == {"cpu": "built"}
+    assert statuses(build(checkpoint, out, "cpu", **wide)) == {"cpu": "kept"}
+    manifest = load_manifest(out)
+    assert plain.targets["cpu"].group_size is None and manifest.targets["cpu"].group_size == 64
+    assert manifest.build_command("cpu") == f"{plain.build_command('cpu')} --group-size 64"
+    with open_subject(out) as subject:
+        assert subject.recipe.scheme("layers.0.q", 64).weight_group == 64
+        found = {t.name: t.group_size for t in read_plan(subject.plan).tensors}
+        assert found["layers.0.q|k|v.weight"] == 64 and found["embed.weight"] == 32
+    for options, words in (
+        ({"precision": "int8", "group_size": 48}, "--group-size is 48; choose one of 32, 64, 128"),
+        ({"precision": "bf16", "group_size": 64}, "bf16 has no groups to choose"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            build(checkpoint, out, "cpu", **options)
+    with pytest.raises(UnsupportedError, match="sm89 has one scale an output"):
+        build(checkpoint, out, "cpu,sm89", **wide)
 
 
 def test_a_command_that_builds_again_streams_as_the_target_does(

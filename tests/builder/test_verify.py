@@ -14,7 +14,7 @@ import pytest
 from plansmith.builder.build import build_engine, plan_build
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
-from plansmith.builder.precision import of_checkpoint, precision
+from plansmith.builder.precision import of_checkpoint
 from plansmith.builder.scheme import KvFormat, Quantization, Scheme
 from plansmith.builder.spec import DecoderSpec
 from plansmith.builder.targets.cpu import compile_plan, read_plan
@@ -42,7 +42,8 @@ def test_a_right_engine_passes(tiny_checkpoint: GetCheckpoint, name: str) -> Non
     assert (first.subject, first.referee) == ("cpu", "reference")
     assert report.steps > 4 and first.rows > 40
     # On two layers the rounding has no room to drift: far closer than the bound of a deep model.
-    assert first.mean_kl < (1e-9 if precision(name).weight_bits > 8 else 3e-4)
+    # A K or V that two right engines round to two neighbours in float16 costs a little; fp32 rounds none.
+    assert first.mean_kl < {"fp32": 1e-9, "fp16": 1e-7, "bf16": 1e-7}.get(name, 3e-4)
     assert kinds(report) == {("cpu", "reference")} | (
         {("reference", "unrounded")} if name.startswith("int") else set()
     )
@@ -114,7 +115,7 @@ def test_every_scheme_has_a_verdict(name: str, kv: KvFormat, tmp_path: pathlib.P
     assert (first.subject, first.referee) == ("cpu", "reference") and first.passed, first
     if SCHEMES[name].input == "float" and kv == "float":
         # Nothing is rounded on the way, so only the order of additions differs, as at fp32.
-        assert first.threshold.max_diff < 1e-2 and rest == []
+        assert first.threshold.max_diff <= 2e-2 and first.mean_kl < 1e-6 and rest == []
         return
     # The bound is the noise of a deep model's rounding; two layers have no room for it.
     assert np.isfinite(first.threshold.mean_kl) and first.mean_kl < 1e-3

@@ -558,7 +558,7 @@ def test_the_built_engine_computes_the_simulation(
     factors = exported.tensors.get("model.layers.0.mlp.down_proj.pre_quant_scale")
     plain = down if factors is None else down * factors
     np.testing.assert_allclose(opened.weights.get("layers.0.down.weight"), plain.numpy(), rtol=1e-6)
-    engine = build_tiny(tmp_path / "out", tmp_path / "engine", precision="auto")
+    engine = build_tiny(tmp_path / "out", tmp_path / "engine", precision="auto", kv_cache_dtype="float32")
     planner = BatchPlanner([IDS.tolist()], num_blocks=16, tokens_per_block=8, max_blocks_per_seq=16)
     found = np.zeros_like(expected)
     with CpuSession(engine / "targets" / "cpu" / "model.plan", 16) as session:

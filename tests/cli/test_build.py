@@ -80,6 +80,7 @@ def test_trtllm_build_command_line(plansmith: Run, checkpoint: Path, tmp_path: P
             "sm90 (H100, H200) is compiled by TensorRT 11 on a machine with that GPU, but here",
         ),
         (("--precision", "fp8"), "--precision fp8 needs calibrated scales"),
+        (("--kv_cache_dtype", "int8"), "--kv-cache-dtype int8 needs calibrated scales"),
     ],
 )
 def test_refused_in_one_sentence(

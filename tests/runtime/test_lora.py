@@ -89,13 +89,13 @@ def test_a_mixed_batch_has_the_tokens_of_merged_models(
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
-def test_adapters_beside_rounded_weights(
-    precision: str, tiny_checkpoint: GetPath, tiny_engine: GetPath, tmp_path: Path
-) -> None:
-    from transformers_reference import _hold_weights_as
+def test_adapters_beside_rounded_weights(precision: str, tiny_checkpoint: GetPath, tmp_path: Path) -> None:
+    from plansmith.builder.precision import PRECISIONS
+    from tiny_engines import build_tiny
+    from transformers_reference import hold_weights_as
 
     base = tiny.load_model(tiny_checkpoint("llama"))
-    _hold_weights_as(base, precision)
+    hold_weights_as(base, PRECISIONS[precision].on_cpu())
     adapter = tiny.make_adapter(base, tiny.ALL)
     merged = adapter.merged(base)
     prompt = list(range(20, 60))
@@ -106,7 +106,9 @@ def test_adapters_beside_rounded_weights(
             rows = torch.log_softmax(model(torch.tensor([prompt])).logits[0, :-1].double(), -1).numpy()
         return np.array(rows[range(len(prompt) - 1), prompt[1:]])
 
-    with Engine.open(tiny_engine("llama", precision), num_threads=1) as engine:
+    # K and V in float32, as transformers holds them.
+    path = build_tiny(tiny_checkpoint("llama"), tmp_path / "engine", precision, kv_cache_dtype="float32")
+    with Engine.open(path, num_threads=1) as engine:
         engine.load_adapter("a", tiny.write_adapter(tmp_path / "a", adapter))
         got = []
         for name in (None, "a"):

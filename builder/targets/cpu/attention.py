@@ -79,7 +79,7 @@ def _pool_scales(w: Walk, node: ir.Node) -> int:
     """Return the tensor [1, 2] of the scales of K and V; -1 with float pools, which have none."""
     scales = [v for v in node.inputs[8:10] if v is not None]
     pools = [v for v in node.inputs[3:5] if v is not None]
-    quantized = any(v.dtype is not ir.DataType.FLOAT for v in pools)
+    quantized = any(v.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16) for v in pools)
     if len(scales) != (2 if quantized else 0):
         raise w.error(
             node, f"it has {len(scales)} scales of its pools, wanted 2 with FP8 and INT8 pools and else none"

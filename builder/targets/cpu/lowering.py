@@ -22,6 +22,7 @@ from .weights import resolve_weight
 
 _KV_FORMATS = {
     ir.DataType.FLOAT: KvFormat.F32,
+    ir.DataType.FLOAT16: KvFormat.F16,
     ir.DataType.FLOAT8E4M3FN: KvFormat.F8,
     ir.DataType.INT8: KvFormat.I8,
 }

@@ -72,9 +72,9 @@ def data_bytes(dtype: DType, layout: Layout, rows: int, cols: int) -> int:
     return round_up(rows, TILE) * round_up(cols, K_STEP[layout]) * _BITS[dtype] // 8
 
 
-def scales_bytes(dtype: DType, rows: int, num_groups: int) -> int:
-    """Return the bytes of scales [N/16][groups][16]: float32, of F4 a byte each."""
-    return round_up(rows, TILE) * num_groups * (1 if dtype is DType.F4 else 4)
+def scales_bytes(scale_dtype: DType, rows: int, num_groups: int) -> int:
+    """Return the bytes of scales, or of zero points (F32), [N/16][groups][16]."""
+    return round_up(rows, TILE) * num_groups * _BITS[scale_dtype] // 8
 
 
 def row_blocks(parts: Iterable[Array], cols: int, *, pad: bool = True) -> Iterator[Array]:

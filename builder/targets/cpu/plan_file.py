@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = b"PSMPLAN\0"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TILE = 16
 ALIGN = 64
 
@@ -47,6 +47,7 @@ class KvFormat(enum.IntEnum):
     F32 = 0
     F8 = 1
     I8 = 2
+    F16 = 3
 
 
 class LinearInput(enum.IntEnum):
@@ -132,7 +133,7 @@ SLOT = np.dtype([("rows", "<u4"), ("width", "<u4")])
 TENSOR = np.dtype(
     [(n, "<u4") for n in ("dtype", "layout", "rows", "cols", "group_size", "name")]
     + [(f"{section}_{what}", "<u8") for section in SECTIONS for what in ("offset", "bytes")]
-    + [("outer_scale", "<f4"), ("reserved", "<u4")]
+    + [("outer_scale", "<f4"), ("scale_dtype", "<u4")]
 )
 VIEW = np.dtype([("slot", "<i4"), ("col", "<u4")])
 OP = np.dtype(
@@ -170,6 +171,7 @@ class Tensor:
 
     sections : bytes of each of SECTIONS (0 = none)
     blocks : yields (section, array) in file order within each section; called once, when its turn comes
+    scale_dtype : of the scales; F32 without
     """
 
     name: str
@@ -181,6 +183,7 @@ class Tensor:
     sections: dict[str, int]
     blocks: Callable[[], Iterator[tuple[str, Array]]]
     outer_scale: float = 1.0
+    scale_dtype: DType = DType.F32
 
 
 @dataclasses.dataclass(frozen=True)

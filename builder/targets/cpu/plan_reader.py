@@ -36,7 +36,7 @@ from .plan_file import (
 class PlanTensor:
     """A tensor of a file that was read; `data`, `scales` and `zeros` are views of the mapped file, flat.
 
-    scales : float32, of F4 float8_e4m3fn, times outer_scale
+    scales : float32 or bfloat16, of F4 float8_e4m3fn, times outer_scale
     zeros : float32 zero points, empty where there are none
     """
 
@@ -160,24 +160,35 @@ class _Reader:
         if layout not in (Layout.ROW_MAJOR, packing.PACKED[dtype]) or (group and cols % group):
             raise self.fail(f"tensor {name!r}: {dtype.name} in layout {layout.name} with groups of {group}")
         groups = cols // group if group else 1
-        per_group = packing.scales_bytes(dtype, rows, groups) if dtype in packing.SCALED else 0
+        kind = DType(int(record["scale_dtype"]))
+        if kind not in _scale_types(dtype):
+            raise self.fail(f"tensor {name!r}: {dtype.name} with scales of {kind.name}")
+        per_group = packing.scales_bytes(kind, rows, groups) if dtype in packing.SCALED else 0
+        zeros = packing.scales_bytes(DType.F32, rows, groups)
         has_zeros = dtype is DType.I4 and int(record["zeros_bytes"]) > 0
         wanted = {
             "data": (packing.data_bytes(dtype, layout, rows, cols), _STORED[dtype]),
-            "scales": (per_group, packing.FLOATS[DType.F8] if dtype is DType.F4 else "<f4"),
-            "zeros": (per_group if has_zeros else 0, "<f4"),
+            "scales": (per_group, packing.FLOATS[kind]),
+            "zeros": (zeros if has_zeros else 0, "<f4"),
         }
         views = {}
-        for section, (size, kind) in wanted.items():
+        for section, (size, stored) in wanted.items():
             start, got = int(record[f"{section}_offset"]), int(record[f"{section}_bytes"])
             if got != size or start + size > self.raw.size:
                 raise self.fail(
                     f"tensor {name!r}: {section} has {got} bytes at {start}, its shape wants {size} within the file's "
                     f"{self.raw.size}"
                 )
-            views[section] = self.raw[start : start + size].view(kind)
+            views[section] = self.raw[start : start + size].view(stored)
         outer = float(record["outer_scale"])
         return PlanTensor(name, dtype, layout, rows, cols, group, outer_scale=outer, **views)
+
+
+def _scale_types(dtype: DType) -> tuple[DType, ...]:
+    """Return what scales of a type of weights may be; F32 where there are none."""
+    if dtype is DType.F4:
+        return (DType.F8,)
+    return (DType.F32, DType.BF16) if dtype in (DType.I8, DType.I4) else (DType.F32,)
 
 
 def _read_op(record: Any, name: str) -> Op:

@@ -61,7 +61,7 @@ class PlanWriter:
         self.tensors = np.zeros(len(program.tensors), dtype=TENSOR)
         self.ops = np.zeros(len(program.ops), dtype=OP)
         for record, tensor in zip(self.tensors, program.tensors, strict=True):
-            for field in ("dtype", "layout", "rows", "cols", "group_size"):
+            for field in ("dtype", "layout", "rows", "cols", "group_size", "scale_dtype"):
                 record[field] = getattr(tensor, field)
             record["name"], record["outer_scale"] = self._strings.add(tensor.name), tensor.outer_scale
         for record, op in zip(self.ops, program.ops, strict=True):

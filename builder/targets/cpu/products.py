@@ -79,9 +79,10 @@ def _sharing(w: Walk, node: ir.Node) -> list[ir.Node]:
     return [other for other in w.in_order(use.node for use in source.uses()) if joins(other)]
 
 
-def _kind(weight: Weight) -> tuple[DType, int, int, bool, float]:
+def _kind(weight: Weight) -> tuple[DType, int, int, bool, float, DType]:
     """Return what weights under one another have in common."""
-    return weight.dtype, weight.group_size, weight.cols, weight.has_zero_points, weight.outer_scale
+    numbers = weight.dtype, weight.group_size, weight.cols
+    return *numbers, weight.has_zero_points, weight.outer_scale, weight.scale_dtype
 
 
 def _follow_bias(w: Walk, node: ir.Node, rows: int) -> tuple[ir.Value, ir.Value | None]:

@@ -35,9 +35,9 @@ def packed_tensor(name: str, parts: list[Weight], layout: Layout, group_size: in
     sections = {"data": packing.data_bytes(dtype, layout, rows, cols)}
     groups = cols // group_size if group_size else 1
     if dtype in packing.SCALED:
-        sections["scales"] = packing.scales_bytes(dtype, rows, groups)
+        sections["scales"] = packing.scales_bytes(first.scale_dtype, rows, groups)
     if first.has_zero_points:
-        sections["zeros"] = packing.scales_bytes(dtype, rows, groups)
+        sections["zeros"] = packing.scales_bytes(DType.F32, rows, groups)
 
     def blocks() -> Iterator[tuple[str, Array]]:
         fetched = _Fetched(parts, groups)
@@ -52,7 +52,8 @@ def packed_tensor(name: str, parts: list[Weight], layout: Layout, group_size: in
             if section in sections:
                 yield section, packing.pack_scales(fetched.beside[section])
 
-    return Tensor(name, dtype, layout, rows, cols, group_size, sections, blocks, first.outer_scale)
+    kind = first.scale_dtype
+    return Tensor(name, dtype, layout, rows, cols, group_size, sections, blocks, first.outer_scale, kind)
 
 
 class _Fetched:
@@ -77,7 +78,7 @@ class _Fetched:
     def _add(self, part: Weight, scales: Scales) -> None:
         if part.grid is not None:
             scales = Scales(part.grid, swapped=False)
-        kind = ml_dtypes.float8_e4m3fn if part.dtype is DType.F4 else np.float32
+        kind = packing.FLOATS[part.scale_dtype]
         for section, value in (("scales", scales.values), ("zeros", scales.zero)):
             if value is not None:
                 array = _a_row_each(value, scales.swapped, part.rows)

@@ -82,6 +82,14 @@ class Weight:
         """Return whether the plan holds zero points."""
         return self.scales is not None and self.scales.zero is not None and self.grid is None
 
+    @property
+    def scale_dtype(self) -> DType:
+        """Return the type of the plan's scales: bfloat16 stays in integer weights, where the kernels know it."""
+        if self.dtype is DType.F4:
+            return DType.F8
+        small = self.scales is not None and self.scales.values.dtype is ir.DataType.BFLOAT16
+        return DType.BF16 if small and self.dtype in (DType.I8, DType.I4) else DType.F32
+
     @functools.cached_property
     def outer_scale(self) -> float:
         """Return the factor on all scales of fp4, read now: products of different ones stay apart; else 1."""
@@ -152,6 +160,9 @@ def _scales_of(node: ir.Node, swapped: bool) -> Scales:
     assert codes is not None and scale is not None
     outer = None
     producer = scale.producer()
+    if producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
+        scale = producer.inputs[0]
+        producer = scale.producer()
     if producer is not None and producer.op_type == "DequantizeLinear":
         scale, outer = producer.inputs[0], producer.inputs[1]
         assert scale is not None and outer is not None

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ....runtime.errors import UnsupportedError
 from ...graph import contract
-from .rounding import pool_codes, replace_fp4_weights, round_input
+from .rounding import pool_codes, replace_fp4_weights, round_input, to_float16
 from .tape import I64, Tape
 
 F32 = ir.DataType.FLOAT
@@ -55,6 +55,7 @@ def lower(model: ir.Model) -> ir.Model:
     plan = _plan(tape, inputs, int(block_size[2]))  # type: ignore[arg-type]
     masks: dict[int, ir.Value] = {}
     attentions = [n for n in graph if (n.domain, n.op_type) == (contract.OP_DOMAIN, contract.PAGED_ATTENTION)]
+    beside_float32 = any(k is not None and k.dtype is F32 for k in (n.inputs[1] for n in attentions))
     for window in dict.fromkeys(n.attributes.get_int("window", 0) for n in attentions):
         masks[window] = _mask(tape, plan, window)
     graph.insert_before(graph[0], tape.nodes)
@@ -63,7 +64,7 @@ def lower(model: ir.Model) -> ir.Model:
         outs = _attend(layer, node, plan, masks[node.attributes.get_int("window", 0)])
         ir.convenience.replace_nodes_and_values(graph, node, [node], layer.nodes, node.outputs, outs)
     _lower_rounding(graph, consts)
-    _widen_pools(graph)
+    _widen_pools(graph, beside_float32)
     for value in consts.values():
         graph.register_initializer(value)
     del graph.opset_imports[contract.OP_DOMAIN]
@@ -78,10 +79,13 @@ def _lower_rounding(graph: ir.Graph, consts: dict[str, ir.Value]) -> None:
         ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [out])
 
 
-def _widen_pools(graph: ir.Graph) -> None:
-    """Make quantized pools float32, which ScatterND takes."""
+def _widen_pools(graph: ir.Graph, beside_float32: bool) -> None:
+    """Make pools that are not of the activations' type float32, which ScatterND takes beside float32 values."""
+    narrow = [ir.DataType.FLOAT8E4M3FN, ir.DataType.INT8]
+    if beside_float32:
+        narrow.append(ir.DataType.FLOAT16)
     for value in (*graph.inputs, *graph.outputs):
-        if value.dtype in (ir.DataType.FLOAT8E4M3FN, ir.DataType.INT8):
+        if value.dtype in narrow:
             value.type = ir.TensorType(F32)
 
 
@@ -143,6 +147,8 @@ def _attend(t: Tape, node: ir.Node, plan: _Plan, mask: ir.Value) -> list[ir.Valu
         k_scale, v_scale = (x for x in scales if x is not None)
         assert k_pool.dtype is not None
         k, v = pool_codes(t, k, k_scale, k_pool.dtype), pool_codes(t, v, v_scale, k_pool.dtype)
+    elif k_pool.dtype is ir.DataType.FLOAT16 and k.dtype is F32:
+        k, v = to_float16(t, k), to_float16(t, v)
     k_out = t.op("ScatterND", k_pool, index, t.op("Reshape", k, shape))
     v_out = t.op("ScatterND", v_pool, index, t.op("Reshape", v, shape))
     keys = _pages(t, plan, k_out, kv_heads, d)

@@ -15,6 +15,7 @@ from .tape import Tape
 
 F32, FP8, FP4 = ir.DataType.FLOAT, ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT4E2M1
 
+FLOAT16_MAX = 65504.0
 _INT8_MIN = -128.0  # what QuantizeLinear saturates at
 
 
@@ -71,6 +72,13 @@ def pool_codes(t: Tape, rows: ir.Value, scale: ir.Value, kind: ir.DataType) -> i
     """Return what a quantized pool holds of K or V rows, in float32: round(rows / scale), saturated."""
     codes = t.op("Div", t.cast(rows, F32), scale)
     return to_e4m3(t, codes) if kind == FP8 else to_int8(t, codes, _INT8_MIN)
+
+
+def to_float16(t: Tape, x: ir.Value) -> ir.Value:
+    """Return float32 x rounded to float16 (nearest even), in float32: 65504 at most, but infinities and NaN stay."""
+    finite = t.op("Less", t.op("Abs", x), t.number(float("inf")))
+    bound = t.op("Min", t.op("Max", x, t.number(-FLOAT16_MAX)), t.number(FLOAT16_MAX))
+    return t.cast(t.cast(t.op("Where", finite, bound, x), ir.DataType.FLOAT16), F32)
 
 
 def replace_fp4_weights(graph: ir.Graph) -> None:

@@ -105,7 +105,7 @@ void WriteKv(const KernelTable& kernels, const KvWriteArgs& args, const BatchPla
 
 // Bytes of a value of a pool.
 constexpr size_t KvValueBytes(uint32_t kv_format) {
-  return kv_format == kKvF32 ? sizeof(float) : 1;
+  return KvHasScales(kv_format) ? 1 : kv_format == kKvF16 ? 2 : sizeof(float);
 }
 
 }  // namespace cpu

@@ -111,7 +111,7 @@ uint8_t* Executor::KvOfLayer(int32_t layer, int which) const {
 }
 
 float Executor::KvScale(const OpRecord& op, int which) const {
-  return plan_->header().kv_format == kKvF32 ? 1.0f : TensorData(op.tensors[0])[which];
+  return KvHasScales(plan_->header().kv_format) ? TensorData(op.tensors[0])[which] : 1.0f;
 }
 
 void Executor::AllocateSlots() {
@@ -159,6 +159,7 @@ PackedMatrix Executor::Matrix(int32_t tensor) const {
   m.zeros =
       t.zeros_bytes != 0 ? reinterpret_cast<const float*>(plan_->at(t.zeros_offset)) : nullptr;
   m.outer_scale = t.outer_scale;
+  m.scale_dtype = t.scale_dtype;
   return m;
 }
 

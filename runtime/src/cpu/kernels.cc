@@ -187,6 +187,8 @@ void DequantizeRow(const PackedMatrix& table, uint32_t layout, uint32_t row, flo
     float scale = 1.0f;
     if (table.dtype == kF4) {
       scale = F8ToFloat(static_cast<const uint8_t*>(table.scales)[scale_at]) * table.outer_scale;
+    } else if (table.scale_dtype == kBF16) {
+      scale = Bf16ToFloat(static_cast<const uint16_t*>(table.scales)[scale_at]);
     } else if (table.scales != nullptr) {
       scale = static_cast<const float*>(table.scales)[scale_at];
     }

@@ -27,9 +27,10 @@ struct PackedMatrix {
   uint32_t num_groups;   // >= 1
   uint32_t group_cols;   // columns of one group; padded_cols when there is one
   const void* data;
-  const void* scales;  // [N/16][num_groups][16] float32, of F4 E4M3; null for F32, BF16 and F16
-  const float* zeros;  // likewise, of I4 with zero points; null otherwise
-  float outer_scale;   // of F4; 1 otherwise
+  const void* scales;    // [N/16][num_groups][16] of scale_dtype; null for F32, BF16 and F16
+  const float* zeros;    // likewise, of I4 with zero points; null otherwise
+  float outer_scale;     // of F4; 1 otherwise
+  uint32_t scale_dtype;  // F32 or BF16, of F4 F8
 };
 
 // out[r, n] = x[r, :] . w[n, :] (+ bias[n]) (+ out[r, n]).
@@ -57,7 +58,7 @@ struct AttentionArgs {
   const void* k_pool;  // [KVH][D][BS], so that 16 positions of one d are a vector
   const void* v_pool;  // [KVH][BS][D]
   size_t block_stride;
-  float k_scale, v_scale;  // 1 for float pools
+  float k_scale, v_scale;  // 1 for F32 and F16 pools
   const int32_t* blocks;   // block of each block_size positions of the sequence
   uint32_t block_size;     // BS, a power of two
   uint32_t head_dim;       // D
@@ -120,13 +121,16 @@ struct KernelTable {
   void (*add)(const float* a, const float* b, uint32_t n, float* out);
   void (*softcap)(float* x, uint32_t n, float cap);
   void (*scale)(float* x, uint32_t n, float factor);
-  void (*attend[3])(const AttentionArgs& args);  // by KvFormat
-  // n values into a pool of an 8-bit KvFormat: out[i * stride] = code of x[i] / scale, saturated.
-  void (*store_kv[3])(const float* x, uint32_t n, float scale, size_t stride, uint8_t* out);
+  void (*attend[kNumKvFormats])(const AttentionArgs& args);  // by KvFormat
+  // n values into a pool: out[i * stride] = code of x[i] / scale, saturated; out counts in values
+  // of the KvFormat. Null for F32; F16 takes no heed of the scale.
+  void (*store_kv[kNumKvFormats])(const float* x, uint32_t n, float scale, size_t stride,
+                                  void* out);
   // n values of each of num_rows >= 1 rows to neighbouring positions of a pool of a KvFormat:
-  // out[d * block_size + i] = x[i * x_stride + d], of 8-bit formats its code as by store_kv.
-  void (*store_keys[3])(const float* x, size_t x_stride, uint32_t num_rows, uint32_t n, float scale,
-                        size_t block_size, void* out);
+  // out[d * block_size + i] = x[i * x_stride + d], of formats other than F32 as by store_kv; out
+  // counts in values of the KvFormat.
+  void (*store_keys[kNumKvFormats])(const float* x, size_t x_stride, uint32_t num_rows, uint32_t n,
+                                    float scale, size_t block_size, void* out);
   // maxima[b] = the largest of x[b * kCandidateBlock ..], the last block as long as is left. False,
   // and maxima worth nothing, when any of x is not finite.
   bool (*block_maxima)(const float* x, uint32_t n, float* maxima);

@@ -2,7 +2,7 @@
 // over the V of the file that includes it.
 //
 // q [rows][heads][D] against K and V of the sequence's blocks, which hold T:
-// float, F8 or int8_t. Bound by reading K and V at decode (each position is
+// float, F16, F8 or int8_t. Bound by reading K and V at decode (each position is
 // read once for all queries of the tile), by arithmetic at prefill. The scales
 // of K and V meet q and the sums, so that the inner loops see codes alone.
 //
@@ -233,7 +233,8 @@ inline void JoinParts(const AttentionArgs& a, const Tile& t) {
 
 template <typename T>
 void AddUnits(const AttentionArgs& a, Tile* t) {
-  constexpr bool kDecodes = !std::is_same<T, float>::value;
+  // Half floats are decoded as fast as they are read, by one instruction.
+  constexpr bool kDecodes = sizeof(T) == 1;
   const KvHead<T> head = HeadOf<T>(a);
   const bool few = t->num_queries <= kFewQueries;
   ScaleQueries(a, a.scale * (a.softcap > 0 ? 1.0f : kLog2E) * (a.k_scale * kKvFactor<T>), *t);

@@ -124,10 +124,10 @@ struct IntBlock {
     const size_t q_groups = a.q_groups, num_groups = a.w.num_groups;
     const float* row_scales = a.q_scales + row * q_groups;
     const int32_t* row_sums = a.q_sums + row * num_groups;
-    const float* scales = static_cast<const float*>(a.w.scales) + tile * num_groups * kTile;
+    size_t scale_at = tile * num_groups * kTile;
     V sum[MR][2];
     for (uint32_t r = 0; r < MR; ++r) sum[r][0] = sum[r][1] = VSet1(0.0f);
-    for (size_t g = 0; g < num_groups; ++g, scales += kTile) {
+    for (size_t g = 0; g < num_groups; ++g, scale_at += kTile) {
       __m256i dot[MR][2];
       for (uint32_t r = 0; r < MR; ++r) {
         dot[r][0] = _mm256_set1_epi32(-Dot::kOffset * row_sums[r * num_groups + g]);
@@ -139,7 +139,7 @@ struct IntBlock {
       for (uint32_t r = 0; r < MR; ++r) {
         const V scale = VSet1(row_scales[r * q_groups + (q_groups == 1 ? 0 : g)]);
         for (uint32_t h = 0; h < 2; ++h) {
-          const V ws = VLoad(scales + h * kLanes);
+          const V ws = LoadScales(a.w, scale_at + h * kLanes);
           sum[r][h] = VFma(VMul(_mm256_cvtepi32_ps(dot[r][h]), scale), ws, sum[r][h]);
         }
       }

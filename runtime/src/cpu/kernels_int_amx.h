@@ -14,6 +14,8 @@
 #include "cpu/amx_tiles.h"
 #include "cpu/kernels.h"
 #include "cpu/simd_avx512.h"
+// Behind it:
+#include "cpu/kernels_scales.h"
 
 namespace plansmith {
 namespace cpu {
@@ -218,8 +220,7 @@ class TileLinear {
   void AddGroup(const RowBlocks& rows, uint32_t tile, uint32_t t, uint32_t g) {
     const size_t q_group = a_.q_groups == 1 ? 0 : g;
     const float* row_scales = a_.q_scales + static_cast<size_t>(rows.first_row) * a_.q_groups;
-    const V ws = VLoad(static_cast<const float*>(a_.w.scales) +
-                       (static_cast<size_t>(tile + t) * a_.w.num_groups + g) * kTile);
+    const V ws = LoadScales(a_.w, (static_cast<size_t>(tile + t) * a_.w.num_groups + g) * kTile);
     for (uint32_t r = 0; r < rows.num_rows; ++r) {
       const uint32_t block = r / kTileRows;
       const int32_t in_block = static_cast<int32_t>(r) - rows.RowOf(block);

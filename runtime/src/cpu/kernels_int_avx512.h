@@ -1,5 +1,5 @@
 // Products of int8 rows with int8 and int4 weights over AVX-512 VNNI: out [rows, N] = q . w^T, with
-// a float32 scale for each group of columns and output, and one for each group and row.
+// a scale for each group of columns and output, and one for each group and row.
 //
 // A block of MR rows x NT tiles of 16 outputs has its sums in registers. A 512-bit vpdpbusd is one
 // a cycle on Zen 4, where everything else finds room beside it but the two float products at the
@@ -67,7 +67,7 @@ struct IntOperands {
   size_t tile_bytes;
   const int8_t* q;
   size_t q_stride;
-  const float* scales;
+  size_t scale;  // number of the group's first scale
   const float* row_scales;
   const int32_t* row_sums;
 };
@@ -105,8 +105,7 @@ struct IntBlock {
     o.ahead = ahead;
     o.q_stride = a.q_stride;
     o.q = a.q + row * o.q_stride;
-    o.scales =
-        static_cast<const float*>(a.w.scales) + static_cast<size_t>(tile) * num_groups * kTile;
+    o.scale = static_cast<size_t>(tile) * num_groups * kTile;
     o.row_scales = a.q_scales + static_cast<size_t>(row) * q_groups;
     o.row_sums = a.q_sums + static_cast<size_t>(row) * num_groups;
     // Lines of a large output are far from the caches: asked for before they are written.
@@ -129,14 +128,14 @@ struct IntBlock {
         o.q += 4 * Dot::kParts;
       }
       V w_scale[NT];
-      Unroll<NT>(PSM_UNROLLED { w_scale[i] = VLoad(o.scales + i * num_groups * kTile); });
+      Unroll<NT>(PSM_UNROLLED { w_scale[i] = LoadScales(a.w, o.scale + i * num_groups * kTile); });
       Unroll<kSums>(PSM_UNROLLED {
         if constexpr (kChains == 2) dot[0][i] += dot[1][i];
         const V x =
             VMul(_mm512_cvtepi32_ps((__m512i)dot[0][i]), VSet1(o.row_scales[i / NT * q_groups]));
         sum[i] = VFma(x, w_scale[i % NT], sum[i]);
       });
-      o.scales += kTile;
+      o.scale += kTile;
       o.row_scales += next_scale;
       ++o.row_sums;
     }

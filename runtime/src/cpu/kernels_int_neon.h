@@ -71,12 +71,12 @@ struct IntBlock {
     const size_t q_groups = a.q_groups, num_groups = a.w.num_groups;
     const float* row_scales = a.q_scales + row * q_groups;
     const int32_t* row_sums = a.q_sums + row * num_groups;
-    const float* scales = static_cast<const float*>(a.w.scales) + tile * num_groups * kTile;
+    size_t scale_at = tile * num_groups * kTile;
     V sum[MR][kTileVectors];
     for (auto& of_row : sum) {
       for (V& v : of_row) v = VSet1(0.0f);
     }
-    for (size_t g = 0; g < num_groups; ++g, scales += kTile) {
+    for (size_t g = 0; g < num_groups; ++g, scale_at += kTile) {
       int32x4_t dot[MR][kTileVectors];
       for (uint32_t r = 0; r < MR; ++r) {
         const int32x4_t start = vdupq_n_s32(-Dot::kOffset * row_sums[r * num_groups + g]);
@@ -101,7 +101,7 @@ struct IntBlock {
         const V scale = VSet1(row_scales[r * q_groups + (q_groups == 1 ? 0 : g)]);
         for (uint32_t h = 0; h < kTileVectors; ++h) {
           const V x = VMul(vcvtq_f32_s32(dot[r][h]), scale);
-          const V ws = VLoad(scales + h * kLanes);
+          const V ws = LoadScales(a.w, scale_at + h * kLanes);
           sum[r][h] = VFma(x, ws, sum[r][h]);
         }
       }

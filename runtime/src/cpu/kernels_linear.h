@@ -8,6 +8,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/kernels_rows.h"
+#include "cpu/kernels_scales.h"
 
 namespace plansmith {
 namespace cpu {
@@ -298,9 +299,8 @@ struct NoScales {
 struct FloatScales {
   static constexpr bool kHasScales = true, kHasZeros = false, kHasFactor = false;
   static void Scale(const PackedMatrix& w, uint32_t tile, uint32_t group, V* to) {
-    const float* from = static_cast<const float*>(w.scales) +
-                        (static_cast<size_t>(tile) * w.num_groups + group) * kTile;
-    for (uint32_t h = 0; h < kTileVectors; ++h) to[h] = VLoad(from + h * kLanes);
+    const size_t at = (static_cast<size_t>(tile) * w.num_groups + group) * kTile;
+    for (uint32_t h = 0; h < kTileVectors; ++h) to[h] = LoadScales(w, at + h * kLanes);
   }
 };
 // Of F8, which is decoded to its values / 256.

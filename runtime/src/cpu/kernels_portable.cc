@@ -44,14 +44,17 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
       const int8_t* q = a.q + row * a.q_stride;
       const float* row_scales = a.q_scales + static_cast<size_t>(row) * a.q_groups;
       const int32_t* row_sums = a.q_sums + static_cast<size_t>(row) * a.w.num_groups;
-      const float* scales = static_cast<const float*>(a.w.scales) +
-                            static_cast<size_t>(tile) * a.w.num_groups * kTile;
+      size_t scale_at = static_cast<size_t>(tile) * a.w.num_groups * kTile;
       float sum[kTile] = {};
-      for (uint32_t g = 0; g < a.w.num_groups; ++g, scales += kTile) {
+      for (uint32_t g = 0; g < a.w.num_groups; ++g, scale_at += kTile) {
         int32_t dot[kTile];
         for (uint32_t i = 0; i < kTile; ++i) dot[i] = -kOffset * row_sums[g];
         for (uint32_t s = 0; s < steps; ++s, w += 64, q += Dot::kStep) Dot::Run(w, q, dot);
         const float scale = row_scales[a.q_groups == 1 ? 0 : g];
+        float scales[kTile];
+        for (uint32_t h = 0; h < kTileVectors; ++h) {
+          VStore(scales + h * kLanes, LoadScales(a.w, scale_at + h * kLanes));
+        }
         for (uint32_t i = 0; i < kTile; ++i) {
           sum[i] += static_cast<float>(dot[i]) * scale * scales[i];
         }

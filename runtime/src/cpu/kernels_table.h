@@ -35,9 +35,9 @@ constexpr KernelTable TableOf(const char* name, const ProductKernels& products) 
       Add,
       Softcap,
       Scale,
-      {Attend<float>, Attend<F8>, Attend<int8_t>},
-      {nullptr, StoreKv<F8>, StoreKv<int8_t>},
-      {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>},
+      {Attend<float>, Attend<F8>, Attend<int8_t>, Attend<F16>},
+      {nullptr, StoreKv<F8>, StoreKv<int8_t>, StoreKv<F16>},
+      {StoreKeys<float>, StoreKeys<F8>, StoreKeys<int8_t>, StoreKeys<F16>},
       BlockMaxima,
   };
   for (uint32_t i = 0; i < kNumDTypes; ++i) {

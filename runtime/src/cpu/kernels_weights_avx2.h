@@ -28,12 +28,9 @@ struct F32Weights : OneColumn, NoScales {
 };
 struct Bf16Weights : OneColumn, NoScales {
   static constexpr uint32_t kLineBytes = 32;
-  static V Widen(__m128i half) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-  }
   static void Next(const Line* line, V* w) {
-    w[0] = Widen(Load16(*line));
-    w[1] = Widen(Load16(*line + 16));
+    w[0] = VLoadBf16(reinterpret_cast<const uint16_t*>(*line));
+    w[1] = VLoadBf16(reinterpret_cast<const uint16_t*>(*line) + kLanes);
   }
 };
 struct F16Weights : OneColumn, NoScales {

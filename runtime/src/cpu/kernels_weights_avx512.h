@@ -18,8 +18,7 @@ struct F32Weights : OneColumn, NoScales {
 struct Bf16Weights : OneColumn, NoScales {
   static constexpr uint32_t kLineBytes = 32;
   static void Next(const Line* line, V* w) {
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(*line));
-    *w = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    *w = VLoadBf16(reinterpret_cast<const uint16_t*>(*line));
   }
 };
 struct F16Weights : OneColumn, NoScales {

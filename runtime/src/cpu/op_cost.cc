@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cpu/attention.h"
+
 namespace plansmith {
 namespace cpu {
 namespace {
@@ -82,7 +84,7 @@ UnitCost RopeCost(const OpRecord& op) {
 }
 
 uint64_t KvPositionBytes(const OpRecord& op, const Plan& plan) {
-  const uint64_t value = plan.header().kv_format == kKvF32 ? kFloat : 1;
+  const uint64_t value = KvValueBytes(plan.header().kv_format);
   return 2 * Of(op.i[1]) * Of(op.i[2]) * value;
 }
 
@@ -99,7 +101,8 @@ UnitCost WriteKvCost(const OpRecord& op, const Plan& plan) {
   const uint64_t values = 2 * Of(op.i[1]) * Of(op.i[2]);
   UnitCost cost;
   cost.row_bytes = values * kFloat + KvPositionBytes(op, plan);
-  cost.row_operations = plan.header().kv_format == kKvF32 ? 0 : 2 * values;
+  const uint32_t format = plan.header().kv_format;
+  cost.row_operations = format == kKvF32 ? 0 : (KvHasScales(format) ? 2 : 1) * values;
   return cost;
 }
 

@@ -134,8 +134,9 @@ void Plan::CheckModel() const {
       FailPlan(path_, Format("%s is %d, wanted %d to %d", r.name, r.value, r.low, r.high));
     }
   }
-  if (h.kv_format > kKvI8) {
-    FailPlan(path_, Format("kv_format is %u, wanted 0 (F32), 1 (F8) or 2 (I8)", h.kv_format));
+  if (h.kv_format >= kNumKvFormats) {
+    FailPlan(path_,
+             Format("kv_format is %u, wanted 0 (F32), 1 (F8), 2 (I8) or 3 (F16)", h.kv_format));
   }
   if ((h.tokens_per_block & (h.tokens_per_block - 1)) != 0) {
     FailPlan(path_, Format("tokens_per_block is %d, wanted a power of two", h.tokens_per_block));

@@ -208,7 +208,7 @@ class OpChecker {
 
   // 8-bit pools have a scale of K and one of V.
   void KvScales() {
-    if (plan_.header().kv_format == kKvF32) {
+    if (!KvHasScales(plan_.header().kv_format)) {
       if (op_.tensors[0] != -1) Fail("has scales of K and V, the pools hold floats");
       return;
     }

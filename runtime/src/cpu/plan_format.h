@@ -22,7 +22,7 @@ namespace plansmith {
 namespace cpu {
 
 constexpr char kPlanMagic[8] = {'P', 'S', 'M', 'P', 'L', 'A', 'N', '\0'};
-constexpr uint32_t kPlanFormatVersion = 2;
+constexpr uint32_t kPlanFormatVersion = 3;
 constexpr uint32_t kTile = 16;  // outputs that are packed side by side in every packed layout
 
 struct PlanHeader {
@@ -69,8 +69,11 @@ static_assert(sizeof(SlotRecord) == 8, "");
 enum DType : uint32_t { kF32 = 0, kBF16 = 1, kI8 = 2, kI4 = 3, kF16 = 4, kF8 = 5, kF4 = 6 };
 constexpr uint32_t kNumDTypes = 7;  // F8 is E4M3 (no infinities), F4 is E2M1: NVFP4
 
-// What the KV pools hold: a byte a value beside a scale of the layer's K, and one of its V.
-enum KvFormat : uint32_t { kKvF32 = 0, kKvF8 = 1, kKvI8 = 2 };
+// What the KV pools hold: F8 and I8 a byte a value beside a scale of the layer's K, and one of its
+// V; F32 and F16 (IEEE half floats) the values as they are.
+enum KvFormat : uint32_t { kKvF32 = 0, kKvF8 = 1, kKvI8 = 2, kKvF16 = 3 };
+constexpr uint32_t kNumKvFormats = 4;
+constexpr bool KvHasScales(uint32_t kv_format) { return kv_format == kKvF8 || kv_format == kKvI8; }
 
 // How a matrix [rows N, cols K] lies in memory. Packed layouts pad N to a multiple of kTile and K
 // to a multiple of the k step with zeros (an int4 zero is the nibble 8).
@@ -82,11 +85,13 @@ enum KvFormat : uint32_t { kKvF32 = 0, kKvF8 = 1, kKvI8 = 2 };
 //                                     k0+4+j (high nibble); I4 stored as value + 8 (0..15), with
 //                                     zero points as the code itself, F4 as its bits
 //
-// Scales are float32 [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
-// K / group_size. I8, I4, F8 and F4 have them. Those of F4 are F8 (group_size 16), times
-// outer_scale. The codes of an F8 weight are numbers: its NaNs (0x7F, 0xFF) are not looked for, and
-// count as 480. Zero points, of I4 alone and only where it has them, are float32 (0..15) like
-// scales: w = (code - zero) * scale. Without them an I4 weight is (code - 8) * scale.
+// Scales are [N/16][num_groups][16]; num_groups is 1 (per output channel, group_size 0) or
+// K / group_size. I8, I4, F8 and F4 have them, in the type scale_dtype: F32, or of I8 and I4 BF16,
+// which holds what was rounded to it before the codes were made. Those of F4 are F8 (group_size
+// 16), times outer_scale. The codes of an F8 weight are numbers: its NaNs (0x7F, 0xFF) are not
+// looked for, and count as 480. Zero points, of I4 alone and only where it has them, are float32
+// (0..15), placed like scales: w = (code - zero) * scale. Without them an I4 weight is (code - 8) *
+// scale.
 enum Layout : uint32_t { kRowMajor = 0, kPackedN16 = 1, kPackedN16K4 = 2, kPackedN16K8 = 3 };
 
 struct TensorRecord {
@@ -100,7 +105,7 @@ struct TensorRecord {
   uint64_t scales_offset, scales_bytes;  // 0, 0 when there are none
   uint64_t zeros_offset, zeros_bytes;    // likewise
   float outer_scale;                     // of F4; 1 otherwise
-  uint32_t reserved;
+  uint32_t scale_dtype;                  // DType; 0 without scales
 };
 static_assert(sizeof(TensorRecord) == 80, "");
 
@@ -143,7 +148,8 @@ enum OpCode : uint32_t {
   // attend with q (in[0]). i[0] heads, i[1] KV heads, i[2] head size, i[4] window (a query at p
   // sees p-window+1..p; 0 = all), f[0] scale of q.k, f[1] soft cap (0 = none: s -> cap * tanh(s /
   // cap)). tensors[0]: F32 [1, 2], the scales of K and V, with F8 and I8 pools: these hold
-  // round(k / scale), saturated; -1 otherwise.
+  // round(k / scale), saturated; -1 otherwise. F16 pools hold round(k), to nearest even: a number
+  // beyond 65504 becomes 65504, an infinity or a NaN stays what it is.
   kOpPagedAttention = 5,
   // out = act(in[0]) * in[1] over i[0] columns; i[1]: 0 SiLU, 1 GELU (tanh), 2 GELU (erf)
   kOpGlu = 6,

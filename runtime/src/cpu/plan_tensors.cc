@@ -27,6 +27,15 @@ bool HasScales(uint32_t dtype) {
   return dtype == kI8 || dtype == kI4 || dtype == kF8 || dtype == kF4;
 }
 
+// Whether a matrix may have scales of a type; without any it is 0.
+bool TakesScales(const TensorRecord& t) {
+  if (t.dtype == kF4) return t.scale_dtype == kF8;
+  const bool integer = t.dtype == kI8 || t.dtype == kI4;
+  return t.scale_dtype == kF32 || (integer && t.scale_dtype == kBF16);
+}
+
+uint64_t ScaleBytes(uint32_t dtype) { return dtype == kF8 ? 1 : dtype == kBF16 ? 2 : 4; }
+
 }  // namespace
 
 PaddedShape PaddedShapeOf(const TensorRecord& tensor) {
@@ -106,8 +115,11 @@ void Plan::CheckShape(const TensorRecord& t, const std::string& who) const {
              who + Format("has outer_scale %g, wanted %s", static_cast<double>(t.outer_scale),
                           scaled ? "a number above 0" : "1: only F4 has one"));
   }
-  if (t.reserved != 0) {
-    FailPlan(path_, who + "has a non-zero reserved word: a newer plansmith wrote it");
+  if (!TakesScales(t)) {
+    FailPlan(path_,
+             who + Format("is %s with scales of dtype %u (%s), wanted F8 of F4, else F32 or, "
+                          "of I8 and I4, BF16",
+                          DTypeName(t.dtype), t.scale_dtype, DTypeName(t.scale_dtype)));
   }
 }
 
@@ -120,7 +132,7 @@ void Plan::CheckSections(const TensorRecord& t, const std::string& who) const {
     uint64_t offset, bytes, wanted;
   } sections[] = {
       {"data", t.data_offset, t.data_bytes, DataBytesOf(t)},
-      {"scales", t.scales_offset, t.scales_bytes, num_scales * (t.dtype == kF4 ? 1 : 4)},
+      {"scales", t.scales_offset, t.scales_bytes, num_scales * ScaleBytes(t.scale_dtype)},
       {"zero points", t.zeros_offset, t.zeros_bytes, has_zeros ? num_scales * 4 : 0},
   };
   for (const auto& b : sections) {

@@ -95,6 +95,24 @@ inline V VLoadI8(const int8_t* p) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
 }
+inline V VLoadBf16(const uint16_t* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline V VLoadF16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// The first n lanes as half floats, to nearest even; NaN stays.
+inline void VStoreF16(uint16_t* p, V v, uint32_t n) {
+  const __m128i half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  if (n == kLanes) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
+  } else {
+    alignas(16) uint16_t lanes[kLanes];
+    _mm_store_si128(reinterpret_cast<__m128i*>(lanes), half);
+    for (uint32_t i = 0; i < n; ++i) p[i] = lanes[i];
+  }
+}
 // E4M3 codes as their values / 256, which are the half floats of the same bits; NaN stays.
 inline V VLoadF8(const uint8_t* p) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));

@@ -82,6 +82,21 @@ inline uint8x8_t Load4(const void* p) {
 inline V VLoadI8(const int8_t* p) {
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(Load4(p))))));
 }
+inline V VLoadBf16(const uint16_t* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+inline V VLoadF16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+// The first n lanes as half floats, to nearest even; NaN stays.
+inline void VStoreF16(uint16_t* p, V v, uint32_t n) {
+  const uint16x4_t half = vreinterpret_u16_f16(vcvt_f16_f32(v));
+  if (n == kLanes) {
+    vst1_u16(p, half);
+  } else {
+    uint16_t lanes[kLanes];
+    vst1_u16(lanes, half);
+    memcpy(p, lanes, n * sizeof(uint16_t));
+  }
+}
 // E4M3 codes as their values / 256, which are the half floats of the same bits; NaN stays.
 inline V VLoadF8(const uint8_t* p) {
   const int8x8_t codes = vreinterpret_s8_u8(Load4(p));

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cpu/small_floats.h"
+
 namespace plansmith {
 namespace cpu {
 namespace {
@@ -124,6 +126,21 @@ inline void VStoreI8(int8_t* p, V v, uint32_t n) {
 }
 inline V VLoadI8(const int8_t* p) {
   return VMake([&](uint32_t i) { return static_cast<float>(p[i]); });
+}
+inline V VLoadBf16(const uint16_t* p) {
+  return VMake([&](uint32_t i) {
+    const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+    float r;
+    memcpy(&r, &bits, sizeof(r));
+    return r;
+  });
+}
+inline V VLoadF16(const uint16_t* p) {
+  return VMake([&](uint32_t i) { return F16ToFloat(p[i]); });
+}
+// The first n lanes as half floats, to nearest even; NaN stays.
+inline void VStoreF16(uint16_t* p, V v, uint32_t n) {
+  for (uint32_t i = 0; i < n; ++i) p[i] = FloatToF16(v.f[i]);
 }
 // E4M3 codes as their values / 256; NaN stays.
 inline V VLoadF8(const uint8_t* p) {

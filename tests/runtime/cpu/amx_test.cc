@@ -41,7 +41,8 @@ class Fenced {
 // A weight of any bytes at all, also behind its last column.
 struct Weight {
   Weight(const Case& c, Random* random)
-      : packed(PackMatrix(random->Floats(size_t{c.n} * c.k), c.n, c.k, c.dtype, c.group_size)),
+      : packed(PackMatrix(random->Floats(size_t{c.n} * c.k), c.n, c.k, c.dtype, c.group_size, false,
+                          false, c.group_size != 0 ? kBF16 : kF32)),
         bytes(packed.data.size()) {
     for (size_t i = 0; i < packed.data.size(); ++i) {
       bytes.data()[i] = static_cast<uint8_t>(random->Below(256));

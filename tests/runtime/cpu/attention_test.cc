@@ -102,8 +102,8 @@ AttentionArgs ArgsOf(Sequence* s, int32_t done, float* out) {
   a.k_pool = s->k_pool.data();
   a.v_pool = s->v_pool.data();
   a.block_stride = static_cast<size_t>(c.kv_heads) * c.dim * c.block;
-  a.k_scale = s->format == kKvF32 ? 1.0f : kKScale;
-  a.v_scale = s->format == kKvF32 ? 1.0f : kVScale;
+  a.k_scale = KvHasScales(s->format) ? kKScale : 1.0f;
+  a.v_scale = KvHasScales(s->format) ? kVScale : 1.0f;
   a.block_size = c.block;
   a.head_dim = c.dim;
   a.q = s->q.data() + first * width;
@@ -307,7 +307,7 @@ void TestWrites(const KernelTable& kernels, uint32_t format, Random* random) {
     std::vector<uint8_t> k_want = s.k_pool, v_want = s.v_pool;
     const auto put = [&](const float* x, float scale, std::vector<uint8_t>* pool, size_t at) {
       if (format == kKvF32) return static_cast<void>(memcpy(&(*pool)[at * bytes], x, bytes));
-      kernels.store_kv[format](x, 1, scale, 1, &(*pool)[at]);
+      kernels.store_kv[format](x, 1, scale, 1, &(*pool)[at * bytes]);
     };
     for (size_t t = 0; t < static_cast<size_t>(c.kv_len); ++t) {
       const size_t first = static_cast<size_t>(s.table[t / block]) * kv_width * block;
@@ -366,9 +366,9 @@ void TestWrites(const KernelTable& kernels, uint32_t format, Random* random) {
 }
 
 // Rows that see a number that is none, or too large for one, tell; the others do not change.
-void TestPoison(const KernelTable& kernels, Random* random) {
+void TestPoison(const KernelTable& kernels, uint32_t format, Random* random) {
   const Case c = {6, 2, 40, 16, 2 * static_cast<int32_t>(kAttentionUnit) + 9, 0, 0};
-  const Sequence clean = MakeSequence(c, kKvF32, random);
+  const Sequence clean = MakeSequence(c, format, random);
   const std::vector<float> want = Run(kernels, clean, {c.kv_len}, 1);
   const size_t width = static_cast<size_t>(c.heads) * c.dim;
   for (int32_t at : {0, 7, static_cast<int32_t>(kAttentionUnit), c.kv_len - 1}) {
@@ -412,15 +412,17 @@ int main() {
   for (const KernelTable* kernels : UsableTables()) {
     Random random(11);
     for (const Case& c : cases) {
-      for (uint32_t format : {kKvF32, kKvF8, kKvI8}) RunCase(*kernels, c, format, &random);
+      for (uint32_t format : {kKvF32, kKvF16, kKvF8, kKvI8}) RunCase(*kernels, c, format, &random);
     }
     const Case shared[] = {{6, 3, 64, 32, 900, 0, 0}, {2, 1, 80, 16, 1100, 1000, 0}};
     for (const Case& c : shared) {
-      TestThreads(*kernels, c, c.window > 0 ? kKvI8 : kKvF32, &random);
+      for (uint32_t format : {kKvF16, c.window > 0 ? kKvI8 : kKvF32}) {
+        TestThreads(*kernels, c, format, &random);
+      }
     }
-    TestPoison(*kernels, &random);
+    for (uint32_t format : {kKvF32, kKvF16}) TestPoison(*kernels, format, &random);
     for (int round = 0; round < 2; ++round) {
-      for (uint32_t format : {kKvF32, kKvF8, kKvI8}) TestWrites(*kernels, format, &random);
+      for (uint32_t format : {kKvF32, kKvF8, kKvI8, kKvF16}) TestWrites(*kernels, format, &random);
     }
     printf("%s: ok\n", kernels->name);
   }

@@ -150,7 +150,7 @@ void TestHostLimits() {
 int main() {
   TestPositions();
   for (const KernelTable* table : UsableTables()) {
-    for (uint32_t format : {kKvF32, kKvF8, kKvI8}) TestThroughExecutor(table->name, format);
+    for (uint32_t format : {kKvF32, kKvF16, kKvF8, kKvI8}) TestThroughExecutor(table->name, format);
   }
   TestBadCopies();
   TestHostLimits();

@@ -52,6 +52,7 @@ const Precision kPrecisions[] = {
      [](TinyShape* s) {
        s->dtype = kI4;
        s->group_size = 8;
+       s->scale_dtype = kBF16;
        s->by_group = true;
      }},
     {"i8, float inputs", 1e-5,
@@ -105,6 +106,7 @@ const Precision kPrecisions[] = {
        s->round = kRoundF4;
        s->round_group = 16;
      }},
+    {"f16 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF16; }},
     {"f8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF8; }},
     {"i8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvI8; }},
 };

@@ -27,7 +27,7 @@ TinyShape RandomShape(Random* random) {
   s.hidden = 16 * one_of({2, 3, 5});
   s.inner = one_of({32, 48, 64, 72, 96, 128});
   s.dtype = one_of({kF32, kBF16, kF16, kI8, kI8, kI8, kI4, kI4, kF8, kF4});
-  s.kv_format = one_of({kKvF32, kKvF32, kKvF8, kKvI8});
+  s.kv_format = one_of({kKvF32, kKvF16, kKvF8, kKvI8});
   s.gather_early = random->Below(2) == 0;
   s.pre_scale = random->Below(3) == 0;
   if (s.dtype == kF4) {

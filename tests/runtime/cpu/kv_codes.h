@@ -1,10 +1,12 @@
-// The 8-bit codes of KV pools by their definition: every value written out, the nearest one taken.
+// What KV pools hold of a number, by the definition of their formats: of 8-bit codes every value is
+// written out and the nearest one taken.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <stdint.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cpu/plan_format.h"
@@ -51,9 +53,18 @@ inline uint8_t NearestCode(uint32_t format, double x) {
   return static_cast<uint8_t>(best);
 }
 
+// The half float nearest to a number, the even one of two: 11 bits from the leading one on, none
+// below 2^-24, and nothing finite beyond 65504.
+inline double NearestF16(double x) {
+  if (!std::isfinite(x) || x == 0) return x;
+  const double step = std::ldexp(1.0, std::max(std::ilogb(x), -14) - 10);
+  return std::copysign(std::fmin(std::fabs(std::nearbyint(x / step) * step), 65504.0), x);
+}
+
 // What a pool gives back of x.
 inline double HeldKv(uint32_t format, float x, float scale) {
   if (format == kKvF32) return x;
+  if (format == kKvF16) return NearestF16(x);
   return CodeValue(format, NearestCode(format, static_cast<double>(x / scale))) *
          static_cast<double>(scale);
 }

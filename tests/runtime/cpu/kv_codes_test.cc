@@ -1,11 +1,12 @@
-// Codes of 8-bit KV pools: what each instruction set stores and reads back, against the formats'
-// definitions.
+// Values of KV pools that are not float32: what each instruction set stores and reads back, against
+// the formats' definitions.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "kv_codes.h"
 
 #include <algorithm>
 
+#include "cpu/attention.h"
 #include "isas.h"
 #include "plan_builder.h"
 
@@ -63,13 +64,15 @@ void TestStores(const KernelTable& kernels, uint32_t format) {
 
 // store_keys puts what store_kv, or a plain copy, puts row by row, and touches nothing else.
 void TestKeys(const KernelTable& kernels, uint32_t format, Random* random) {
-  const size_t value = format == kKvF32 ? sizeof(float) : 1;
+  const size_t value = KvValueBytes(format);
   for (uint32_t block : {1u, 2u, 3u, 8u, 15u, 16u, 32u, 37u, 64u, 256u}) {
     for (uint32_t dim : {1u, 7u, 16u, 33u, 64u, 80u, 129u}) {
       const uint32_t first = random->Below(block), rows = 1 + random->Below(block - first);
       const size_t stride = dim + random->Below(9);
       std::vector<float> x = random->Floats(rows * stride, 3);
-      x[random->Below(static_cast<uint32_t>(x.size()))] = format == kKvI8 ? INFINITY : NAN;
+      const auto put = [&](float f) { x[random->Below(static_cast<uint32_t>(x.size()))] = f; };
+      for (float f : {1e5f, -1e30f, INFINITY, -INFINITY, 65519.9f, 1e-7f}) put(f);
+      if (format != kKvI8) put(NAN);
       const std::vector<uint8_t> old(block * dim * value, 0xA5);
       std::vector<uint8_t> want = old, got = old;
       for (uint32_t i = 0; i < rows; ++i) {
@@ -136,6 +139,122 @@ void TestReads(const KernelTable& kernels, uint32_t format) {
   }
 }
 
+double F16Value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+  if (exponent == 31) magnitude = fraction == 0 ? INFINITY : NAN;
+  return bits >> 15 ? -magnitude : magnitude;
+}
+
+// Attention to one position of 1024 columns at a time: every half float, as V.
+void TestReadsF16(const KernelTable& kernels) {
+  const uint32_t dim = 1024;
+  std::vector<uint16_t> k(dim + 64, 0), v = k;
+  const std::vector<float> q(dim, 0.1f);
+  std::vector<float> out(dim), scratch(AttentionScratchFloats(1, dim));
+  const int32_t blocks[] = {0};
+  AttentionArgs a = {};
+  a.k_pool = k.data();
+  a.v_pool = v.data();
+  a.block_stride = dim;
+  a.k_scale = a.v_scale = a.scale = 1;
+  a.blocks = blocks;
+  a.block_size = 1;
+  a.head_dim = a.q_stride = a.out_stride = dim;
+  a.q = q.data();
+  a.out = out.data();
+  a.num_rows = a.num_heads = a.end_unit = 1;
+  a.scratch = scratch.data();
+  for (uint32_t first = 0; first < 0x10000; first += dim) {
+    for (uint32_t i = 0; i < dim; ++i) v[i] = static_cast<uint16_t>(first + i);
+    kernels.attend[kKvF16](a);
+    for (uint32_t i = 0; i < dim; ++i) {
+      const double want = F16Value(v[i]), got = static_cast<double>(out[i]);
+      if (got == want || (got != got && want != want)) continue;
+      fprintf(stderr, "%s: half float %04x is %g, wanted %g\n", kernels.name, v[i], got, want);
+      exit(1);
+    }
+  }
+}
+
+void CheckF16(const KernelTable& kernels, float x, uint16_t bits) {
+  const double y = static_cast<double>(x), want = NearestF16(y), got = F16Value(bits);
+  const bool same = y != y ? got != got : got == want;
+  if (same && (bits >> 15 != 0) == std::signbit(y)) return;
+  fprintf(stderr, "%s: %.9g became half float %04x, wanted %g\n", kernels.name, y, bits, want);
+  exit(1);
+}
+
+void CheckStoredF16(const KernelTable& kernels, const std::vector<float>& x) {
+  const uint32_t n = static_cast<uint32_t>(x.size());
+  for (size_t stride : {1, 3}) {
+    std::vector<uint16_t> out(n * stride + 64, 0xA5A5);
+    kernels.store_kv[kKvF16](x.data(), n, 5.0f, stride, out.data() + 32);  // heeds no scale
+    for (size_t i = 0; i < out.size(); ++i) {
+      const size_t at = i - 32;
+      if (i < 32 || at >= n * stride || at % stride != 0) {
+        CHECK(out[i] == 0xA5A5);
+        continue;
+      }
+      CheckF16(kernels, x[at / stride], out[i]);
+    }
+  }
+}
+
+// Every half float, the middles between neighbours and what lies beside them; a number that is too
+// large becomes the largest, an infinity and a NaN stay.
+std::vector<float> HardF16() {
+  std::vector<float> hard = {0.0f,     -0.0f,     1e-45f,    -1e-45f,  65504.0f,
+                             65519.9f, 65520.0f,  -65520.0f, 65536.0f, -1e30f,
+                             INFINITY, -INFINITY, NAN,       -NAN,     3.4e38f};
+  for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
+    const double value = F16Value(static_cast<uint16_t>(bits));
+    const double next = F16Value(static_cast<uint16_t>(bits + 1));
+    const float middle = static_cast<float>(bits == 0x7BFF ? 65520.0 : (value + next) / 2);
+    for (float f : {static_cast<float>(value), middle, std::nextafterf(middle, INFINITY),
+                    std::nextafterf(middle, 0.0f)}) {
+      hard.insert(hard.end(), {f, -f});
+    }
+  }
+  return hard;
+}
+
+void TestStoresF16(const KernelTable& kernels) {
+  CheckStoredF16(kernels, HardF16());
+  Random random(6);
+  for (uint32_t n = 1; n < 40; ++n) CheckStoredF16(kernels, random.Floats(n, 3));
+  for (float size : {1e-7f, 1e-4f, 1.0f, 1e5f}) CheckStoredF16(kernels, random.Floats(500, size));
+  // A NaN of which only low bits tell: cut off, it would be an infinity.
+  const uint32_t low = 0x7F800001;
+  float nan;
+  memcpy(&nan, &low, sizeof(nan));
+  CheckStoredF16(kernels, std::vector<float>(19, nan));
+}
+
+// Keys as half floats by the format's definition, whole runs and single ones; no scale is heeded.
+void TestKeysF16(const KernelTable& kernels) {
+  const uint32_t dim = 19, block = 64, first = 3;
+  const std::vector<float> hard = HardF16();
+  for (uint32_t rows : {1u, 5u, 16u, 61u}) {
+    const size_t step = static_cast<size_t>(rows) * dim;
+    for (size_t begin = 0; begin + step <= hard.size(); begin += step) {
+      std::vector<uint16_t> out(block * dim, 0xA5A5);
+      kernels.store_keys[kKvF16](&hard[begin], dim, rows, dim, 5.0f, block, out.data() + first);
+      for (uint32_t d = 0; d < dim; ++d) {
+        for (uint32_t i = 0; i < block; ++i) {
+          const uint16_t got = out[d * block + i];
+          if (i < first || i >= first + rows) {
+            CHECK(got == 0xA5A5);
+          } else {
+            CheckF16(kernels, hard[begin + (i - first) * dim + d], got);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -145,9 +264,12 @@ int main() {
       TestReads(*kernels, format);
     }
     TestNan(*kernels);
+    TestStoresF16(*kernels);
+    TestKeysF16(*kernels);
+    TestReadsF16(*kernels);
     Random random(9);
     for (int round = 0; round < 20; ++round) {
-      for (uint32_t format : {kKvF32, kKvF8, kKvI8}) TestKeys(*kernels, format, &random);
+      for (uint32_t format : {kKvF32, kKvF8, kKvI8, kKvF16}) TestKeys(*kernels, format, &random);
     }
   }
   return 0;

@@ -432,10 +432,14 @@ int main() {
   for (const KernelTable* kernels : UsableTables()) {
     Random random(7);
     for (const Case& c : cases) {
-      const Packed packed = PackMatrix(random.Floats(static_cast<size_t>(c.n) * c.k), c.n, c.k,
-                                       c.dtype, c.group_size, false, c.with_zeros);
-      for (uint32_t rows = 1; rows <= 37; rows += rows < 10 ? 1 : 9) {
-        RunCase(*kernels, c, packed, rows, rows % 2 == 0, rows % 3 == 0, &random);
+      const bool integer = c.dtype == kI8 || c.dtype == kI4;
+      for (uint32_t scale_dtype : {kF32, kBF16}) {
+        if (scale_dtype == kBF16 && !integer) continue;
+        const Packed packed = PackMatrix(random.Floats(static_cast<size_t>(c.n) * c.k), c.n, c.k,
+                                         c.dtype, c.group_size, false, c.with_zeros, scale_dtype);
+        for (uint32_t rows = 1; rows <= 37; rows += rows < 10 ? 1 : 9) {
+          RunCase(*kernels, c, packed, rows, rows % 2 == 0, rows % 3 == 0, &random);
+        }
       }
     }
     CheckExtremes(*kernels);

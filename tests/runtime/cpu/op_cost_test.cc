@@ -78,8 +78,13 @@ void TestOtherTypesOfWeights() {
   shape.dtype = kI8;  // one scale an output and a row
   OpenedPlan i8(shape);
   CheckCost(i8.Cost(kOpLinear), 80 * 40 + 80 * 4 + 80 * 4, 40 + 4 + 80 * 4, 2 * 80 * 40);
-  shape.dtype = kI4;
   shape.group_size = 8;
+  shape.scale_dtype = kBF16;
+  OpenedPlan small(shape);
+  CheckCost(small.Cost(kOpEmbed), 0, 40 + 5 * 2 + 40 * 4, 40);
+  CheckCost(small.Cost(kOpLinear), 80 * 40 + 80 * 5 * 2 + 80 * 4, 40 + 4 + 80 * 4, 2 * 80 * 40);
+  shape.scale_dtype = kF32;
+  shape.dtype = kI4;
   shape.with_zeros = true;
   shape.input = kInputFloat;
   OpenedPlan i4(shape);
@@ -102,6 +107,10 @@ void TestAttention() {
   CHECK(cost.position_bytes == 2 * 2 * 8 * 4);  // K and V of both KV heads
   CHECK(cost.pair_operations == 4 * 8 * 6);
   CheckCost(f32.Cost(kOpPagedAttention, kCodeWriteKv), 0, 2 * 2 * 8 * 4 * 2, 0);
+  shape.kv_format = kKvF16;
+  const OpenedPlan f16(shape);
+  CHECK(f16.Cost(kOpPagedAttention).position_bytes == 2 * 2 * 8 * 2);
+  CheckCost(f16.Cost(kOpPagedAttention, kCodeWriteKv), 0, 2 * 2 * 8 * 6, 2 * 2 * 8);
   shape.kv_format = kKvI8;
   const OpenedPlan i8(shape);
   CHECK(i8.Cost(kOpPagedAttention).position_bytes == 2 * 2 * 8);

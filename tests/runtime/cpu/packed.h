@@ -89,8 +89,9 @@ inline uint32_t ToF4(double x) {
 struct Packed {
   TensorRecord record = {};
   std::vector<uint8_t> data;
-  std::vector<float> scales;
-  std::vector<uint8_t> f8_scales;  // of F4
+  std::vector<float> scales;          // F32, where neither of the others is there
+  std::vector<uint8_t> f8_scales;     // of F4
+  std::vector<uint16_t> bf16_scales;  // where record.scale_dtype says so; `scales` holds them, too
   std::vector<float> zeros;
   std::vector<double> values;  // [N][K] after quantization
 
@@ -104,12 +105,19 @@ struct Packed {
     m.num_groups = static_cast<uint32_t>(shape.num_groups);
     m.group_cols = record.group_size != 0 ? record.group_size : m.padded_cols;
     m.data = data.data();
-    m.scales = !scales.empty()      ? static_cast<const void*>(scales.data())
-               : !f8_scales.empty() ? f8_scales.data()
-                                    : nullptr;
+    m.scales = ScaleBytes() != 0 ? ScaleData() : nullptr;
+    m.scale_dtype = record.scale_dtype;
     m.zeros = zeros.empty() ? nullptr : zeros.data();
     m.outer_scale = record.outer_scale;
     return m;
+  }
+  const void* ScaleData() const {
+    if (!f8_scales.empty()) return f8_scales.data();
+    return bf16_scales.empty() ? static_cast<const void*>(scales.data()) : bf16_scales.data();
+  }
+  size_t ScaleBytes() const {
+    if (!f8_scales.empty()) return f8_scales.size();
+    return bf16_scales.empty() ? scales.size() * 4 : bf16_scales.size() * 2;
   }
 };
 
@@ -150,6 +158,10 @@ inline void PackGroup(Packed* p, const std::vector<float>& w, size_t row, size_t
       zero = scale > 0 ? std::nearbyint(-std::fmin(low, 0.0f) / scale) : 8;
       p->zeros[scale_at] = zero;
     }
+    if (r.scale_dtype == kBF16) {  // rounded before the codes are made
+      p->bf16_scales[scale_at] = ToBf16(scale);
+      scale = static_cast<float>(Bf16Value(p->bf16_scales[scale_at]));
+    }
     p->scales[scale_at] = scale;
   }
   for (size_t k = first; k < end; ++k) {
@@ -170,7 +182,7 @@ inline void PackGroup(Packed* p, const std::vector<float>& w, size_t row, size_t
         value = F16Value(static_cast<uint16_t>(code));
         break;
       case kI8:
-        value = std::nearbyint(in_scale);
+        value = std::fmin(std::fmax(std::nearbyint(in_scale), -127), 127);
         code = static_cast<uint8_t>(static_cast<int>(value));
         break;
       case kI4:
@@ -194,9 +206,11 @@ inline void PackGroup(Packed* p, const std::vector<float>& w, size_t row, size_t
   }
 }
 
-// w [n, k] rounded to `dtype` with a scale for each group_size columns (0: for a row).
+// w [n, k] rounded to `dtype` with a scale for each group_size columns (0: for a row), of
+// scale_dtype.
 inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, uint32_t dtype,
-                         uint32_t group_size = 0, bool row_major = false, bool with_zeros = false) {
+                         uint32_t group_size = 0, bool row_major = false, bool with_zeros = false,
+                         uint32_t scale_dtype = kF32) {
   Packed p;
   const uint32_t layouts[kNumDTypes] = {kPackedN16, kPackedN16, kPackedN16K4, kPackedN16K8,
                                         kPackedN16, kPackedN16, kPackedN16K8};
@@ -215,8 +229,11 @@ inline Packed PackMatrix(const std::vector<float>& w, uint32_t n, uint32_t k, ui
     for (float x : w) largest = std::fmax(largest, std::fabs(x));
     if (largest > 0) p.record.outer_scale = largest / (6 * 448);
     p.f8_scales.assign(num_scales, 0);
+    p.record.scale_dtype = kF8;
   } else if (IsQuantized(dtype)) {
     p.scales.assign(num_scales, 0.0f);
+    p.record.scale_dtype = scale_dtype;
+    if (scale_dtype == kBF16) p.bf16_scales.assign(num_scales, 0);
   }
   if (with_zeros) p.zeros.assign(num_scales, 8.0f);
   const size_t group = group_size == 0 ? k : group_size;

@@ -92,10 +92,8 @@ class PlanBuilder {
       TensorRecord& r = t.record;
       r.data_bytes = t.data.size();
       r.data_offset = Append(&out, t.data.data(), r.data_bytes);
-      r.scales_bytes = t.scales.size() * sizeof(float) + t.f8_scales.size();
-      const void* scales =
-          t.f8_scales.empty() ? static_cast<const void*>(t.scales.data()) : t.f8_scales.data();
-      r.scales_offset = r.scales_bytes ? Append(&out, scales, r.scales_bytes) : 0;
+      r.scales_bytes = t.ScaleBytes();
+      r.scales_offset = r.scales_bytes ? Append(&out, t.ScaleData(), r.scales_bytes) : 0;
       r.zeros_bytes = t.zeros.size() * sizeof(float);
       r.zeros_offset = r.zeros_bytes ? Append(&out, t.zeros.data(), r.zeros_bytes) : 0;
       records.push_back(r);

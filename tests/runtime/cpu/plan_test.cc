@@ -167,7 +167,7 @@ void CheckRules() {
       {[](TinyModel* m) { m->plan.header.max_input_len = 97; },
        "max_input_len is 97, wanted 1 to 96"},
       {[](TinyModel* m) { m->plan.header.tokens_per_block = 12; }, "wanted a power of two"},
-      {[](TinyModel* m) { m->plan.header.kv_format = 3; }, "kv_format is 3, wanted 0 (F32)"},
+      {[](TinyModel* m) { m->plan.header.kv_format = 4; }, "kv_format is 4, wanted 0 (F32)"},
       {[](TinyModel* m) { m->plan.header.logits_slot = 0; }, "logits_slot 0 is not"},
       {[](TinyModel* m) { m->plan.header.reserved[3] = 1; }, "reserved header words"},
       {[](TinyModel* m) { m->plan.slots[1].rows = 2; }, "slot 1 has rows kind 2"},
@@ -177,7 +177,13 @@ void CheckRules() {
       {[](TinyModel* m) { m->plan.tensors[2].record.dtype = 7; }, "dtype 7 (?)"},
       {[](TinyModel* m) { m->plan.tensors[2].record.dtype = kF8; }, "dtype 5 (F8) in layout 2"},
       {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = 2; }, "only F4 has one"},
-      {[](TinyModel* m) { m->plan.tensors[2].record.reserved = 1; }, "non-zero reserved word"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.scale_dtype = kF16; },
+       "is I8 with scales of dtype 4 (F16), wanted F8 of F4, else F32 or, of I8 and I4, BF16"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.scale_dtype = 7; }, "scales of dtype 7 (?)"},
+      {[](TinyModel* m) { m->plan.tensors[0].record.scale_dtype = kBF16; },
+       "is F32 with scales of dtype 1 (BF16)"},
+      {[](TinyModel* m) { m->plan.tensors[2].record.scale_dtype = kBF16; },
+       "bytes of scales, its shape wants"},
       {[](TinyModel* m) { m->plan.tensors[2].zeros.resize(96 * 5); },
        "is I8 and has zero points, which do not go together"},
       {[](TinyModel* m) { m->plan.tensors[0].scales.resize(4); },
@@ -219,6 +225,11 @@ void CheckRules() {
        "the scale is not a finite"},
       {[&](TinyModel* m) { op(m, kOpPagedAttention).f[1] = -1; }, "the soft cap is negative"},
       {[&](TinyModel* m) { op(m, kOpPagedAttention).tensors[0] = 0; }, "the pools hold floats"},
+      {[&](TinyModel* m) {
+         m->plan.header.kv_format = kKvF16;
+         op(m, kOpPagedAttention).tensors[0] = 0;
+       },
+       "the pools hold floats"},
       {[](TinyModel* m) { m->plan.header.kv_format = kKvI8; },
        "the scales of K and V is tensor -1"},
       {[&](TinyModel* m) { kv_scales(m, 0, 1); }, "the scale of K is 0, wanted a number above 0"},
@@ -262,6 +273,8 @@ void CheckRules() {
           {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = NAN; }, "a number above 0"},
           {[](TinyModel* m) { m->plan.tensors[2].record.outer_scale = INFINITY; },
            "outer_scale inf"},
+          {[](TinyModel* m) { m->plan.tensors[2].record.scale_dtype = kF32; },
+           "is F4 with scales of dtype 0 (F32)"},
           {[](TinyModel* m) { m->plan.tensors[2].record.group_size = 24; },
            "is F4 with group_size 24, wanted 16"},
           {[](TinyModel* m) { m->plan.tensors[2].f8_scales.pop_back(); }, "bytes of scales"},
@@ -407,7 +420,7 @@ void Mutate(int count, uint64_t seed) {
     if (i % 100 == 0) {
       shape = SmallShape();
       const int variant = i / 100;
-      shape.kv_format = static_cast<uint32_t>(variant % 3);
+      shape.kv_format = static_cast<uint32_t>(variant) % kNumKvFormats;
       shape.dtype = static_cast<uint32_t>(variant) % kNumDTypes;
       const bool integer = shape.dtype == kI8 || shape.dtype == kI4;
       shape.group_size = IsQuantized(shape.dtype) && variant % 2 == 0 ? 8 : 0;

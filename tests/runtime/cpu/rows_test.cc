@@ -123,13 +123,16 @@ void CheckLengths(const KernelTable& kernels, uint32_t n, Random* random) {
 void CheckEmbedding() {
   Random random(5);
   for (uint32_t dtype = 0; dtype < kNumDTypes; ++dtype) {
-    // One group or groups of 24 (of F4 16); packed or row-major; without and with zero points.
+    // One group, or groups of 24 (of F4 16) with small scales; packed or row-major; without and
+    // with zero points.
     for (int variant = 0; variant < (dtype == kI4 ? 4 : 2); ++variant) {
       const bool row_major = variant == 1 && !IsQuantized(dtype);
       const uint32_t n = 37, k = dtype == kF4 ? 80 : 72;
       const uint32_t group = IsQuantized(dtype) && variant % 2 == 1 ? 24 : 0;
+      const bool integer = dtype == kI8 || dtype == kI4;
+      const uint32_t scales = integer && variant % 2 == 1 ? kBF16 : kF32;
       const Packed p = PackMatrix(random.Floats(n * k), n, k, dtype, dtype == kF4 ? 16 : group,
-                                  row_major, variant >= 2);
+                                  row_major, variant >= 2, scales);
       std::vector<float> out(k);
       for (uint32_t row = 0; row < n; ++row) {
         DequantizeRow(p.Matrix(), p.record.layout, row, 2.5f, out.data());

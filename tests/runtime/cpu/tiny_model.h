@@ -19,6 +19,7 @@ struct TinyShape {
   uint32_t vocab = 83, hidden = 40, layers = 2, heads = 6, kv_heads = 2, dim = 8, inner = 56;
   uint32_t block = 8, max_tokens = 64, max_batch = 8, max_len = 96;
   uint32_t dtype = kF32, group_size = 0;
+  uint32_t scale_dtype = kF32;
   bool by_group = false;
   int32_t input = -1;  // LinearInput; -1: int8 by row (or group) for I8 and I4, floats for others
   bool with_zeros = false;
@@ -55,7 +56,7 @@ class TinyModel {
   }
   int32_t Weight(const char* name, uint32_t n, uint32_t k, float size) {
     return plan.Tensor(name, PackMatrix(random_.Floats(static_cast<size_t>(n) * k, size), n, k,
-                                        s.dtype, s.group_size, false, s.with_zeros));
+                                        s.dtype, s.group_size, false, s.with_zeros, s.scale_dtype));
   }
   // What a product takes in place of `in`.
   View Prepared(View in, uint32_t width) {
@@ -202,9 +203,9 @@ inline void TinyModel::Layer(int32_t layer) {
   // Codes of an 8-bit pool reach a little farther than the values do.
   const float kv_scales[] = {s.kv_format == kKvF8 ? 0.01f : 0.03f, 0.02f};
   const int32_t scales =
-      s.kv_format == kKvF32
-          ? -1
-          : plan.Tensor("kv_scales", PackMatrix({kv_scales[0], kv_scales[1]}, 1, 2, kF32, 0, true));
+      KvHasScales(s.kv_format)
+          ? plan.Tensor("kv_scales", PackMatrix({kv_scales[0], kv_scales[1]}, 1, 2, kF32, 0, true))
+          : -1;
   OpRecord& attention = plan.Op(kOpPagedAttention, "attention");
   attention.tensors[0] = scales;
   attention.in[0] = {qkv_, 0};
@@ -378,9 +379,11 @@ inline void TinyModel::RunAttention(const OpRecord& op, size_t n, std::vector<Ro
     const size_t slot = static_cast<size_t>(view.slot);
     return (*slots)[slot].data() + row * plan.slots[slot].width + view.col;
   };
-  for (int part = 0; part < 2 && op.tensors[0] >= 0; ++part) {
+  for (int part = 0; part < 2 && s.kv_format != kKvF32; ++part) {
     const double scale =
-        plan.tensors[static_cast<size_t>(op.tensors[0])].values[static_cast<size_t>(part)];
+        KvHasScales(s.kv_format)
+            ? plan.tensors[static_cast<size_t>(op.tensors[0])].values[static_cast<size_t>(part)]
+            : 1;
     for (size_t t = 0; t < n; ++t) {
       double* x = at(op.in[1 + part], t);
       for (uint32_t i = 0; i < s.kv_heads * s.dim; ++i)

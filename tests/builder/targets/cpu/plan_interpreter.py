@@ -114,6 +114,9 @@ class PlanInterpreter:
         if form is KvFormat.F32:
             assert op.tensors[0] == -1
             return list(sides)
+        if form is KvFormat.F16:
+            assert op.tensors[0] == -1
+            return [x.astype(np.float32).astype(np.float16).astype(x.dtype) for x in sides]
         kind = RoundFormat.F8 if form is KvFormat.F8 else RoundFormat.INT8
         scales = self.matrix(op.tensors[0])
         assert scales.shape == (1, 2)

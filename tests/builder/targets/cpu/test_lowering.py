@@ -165,19 +165,25 @@ def test_precision_decides_what_is_stored() -> None:
         by_name = {t.name: t for t in program_of(recipe).tensors}
         matrix = by_name["layers.0.q|k|v.weight"]
         assert matrix.dtype is dtype and (matrix.rows, matrix.cols) == (256, 64)
-        assert matrix.group_size == (64 if recipe in ("int8", "int4") else 0)
+        assert matrix.group_size == (32 if recipe in ("int8", "int4") else 0)
+        assert matrix.scale_dtype is (DType.BF16 if recipe in ("int8", "int4") else DType.F32)
         assert by_name["layers.0.attn_norm.weight"].dtype is DType.F32
 
 
 def test_rounding_by_groups_gives_int8_tensors_groups() -> None:
     for recipe in ("int8", "int4"):
-        program = program_of(recipe)
-        by_name = {t.name: t for t in program.tensors}
-        assert by_name["layers.0.down.weight"].group_size == 32 and by_name["embed.weight"].group_size == 64
-        assert all(op.i[1] == LinearInput.INT8_GROUP for op in program.ops if op.code is OpCode.LINEAR)
-        assert len([t for t in program.tensors if t.name == "embed.weight"]) == 1
-        untied = program_of(recipe, tie_embeddings=False)
-        assert {t.name: t for t in untied.tensors}["embed.weight"].group_size == 0  # no product reads it
+        for size, wide in ((None, 32), (128, 64)):
+            held = precision(recipe).in_groups(size).on_cpu()
+            program = program_of(held)
+            groups = {t.name: t.group_size for t in program.tensors}
+            assert groups["layers.0.q|k|v.weight"] == wide  # 64 inputs: 128 do not divide them
+            assert (
+                groups["layers.0.down.weight"] == groups["embed.weight"] == 32
+            )  # 96; a head has the smallest
+            assert all(op.i[1] == LinearInput.INT8_GROUP for op in program.ops if op.code is OpCode.LINEAR)
+            assert len([t for t in program.tensors if t.name == "embed.weight"]) == 1
+            untied = program_of(held, tie_embeddings=False)
+            assert {t.name: t for t in untied.tensors}["embed.weight"].group_size == 32
     plain = program_of(precision("int8"))
     assert all(op.i[1] == LinearInput.FLOAT for op in plain.ops if op.code is OpCode.LINEAR)
     assert {t.name: t for t in plain.tensors}["layers.0.down.weight"].group_size == 0
@@ -260,7 +266,7 @@ def test_asymmetric_and_misplaced_scales_are_refused() -> None:
             "groups of 16 along outputs",
         ),
     ):
-        model, header = graph_of("int8")
+        model, header = graph_of(precision("int8"))  # one scale an output
         change(next(n for n in model.graph if n.name == "layers.0.o.weight/dq"))
         with pytest.raises(BuildError, match=message):
             lower(model, header)

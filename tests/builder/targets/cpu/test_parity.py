@@ -7,6 +7,7 @@ and groups are right. Rounded activations: the core is the plan in numpy. What i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,8 +75,10 @@ def test_float_plans_are_transformers(
 def test_integer_weights_are_transformers_with_those_weights(
     family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    wanted = transformers_logits(tiny_checkpoint(family), sequences(), recipe)
-    plan = compiled(tiny_checkpoint(family), precision(recipe), tmp_path)
+    rounded = precision(recipe).on_cpu()
+    held = dataclasses.replace(rounded.without_rounding(), kv_format="float")  # as transformers holds K and V
+    wanted = transformers_logits(tiny_checkpoint(family), sequences(), held)
+    plan = compiled(tiny_checkpoint(family), held, tmp_path)
     assert row_errors(run(PlanInterpreter(plan, NUM_BLOCKS)), wanted).max() < FLOAT_TOLERANCE
     with open_session(plan, None) as session:
         assert row_errors(run(session), wanted).max() < FLOAT_TOLERANCE
@@ -113,9 +116,9 @@ def test_rounded_activations_cost_little(
     family: str, recipe: str, tiny_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Against the same weights: what remains is the activations' rounding to 8 bits."""
-    path = tiny_checkpoint(family)
-    with open_session(compiled(path, precision(recipe).on_cpu(), tmp_path), None) as session:
-        cost = mean_kl(transformers_logits(path, sequences(), recipe), run(session))
+    path, held = tiny_checkpoint(family), precision(recipe).on_cpu()
+    with open_session(compiled(path, held, tmp_path), None) as session:
+        cost = mean_kl(transformers_logits(path, sequences(), held), run(session))
     assert 0 < cost < 0.01  # measured: 0.0004 (gemma2) to 0.0023 (llama3)
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -113,12 +114,12 @@ def small_program(extra: int = 0) -> Program:
 
     def blocks() -> Iterator[tuple[str, np.ndarray]]:
         yield "data", np.arange(24 + extra, dtype=np.uint8)
-        yield "scales", np.arange(16, dtype=np.float32)
+        yield "scales", np.arange(16, dtype=ml_dtypes.bfloat16)
         yield "data", np.arange(24, 64, dtype=np.uint8)
         yield "zeros", np.arange(16, 32, dtype=np.float32)
 
-    sections = {"data": 64, "scales": 64, "zeros": 64}
-    tensor = Tensor("w", DType.I4, Layout.PACKED_N16_K8, 6, 8, 8, sections, blocks, 0.25)
+    sections = {"data": 64, "scales": 32, "zeros": 64}
+    tensor = Tensor("w", DType.I4, Layout.PACKED_N16_K8, 6, 8, 8, sections, blocks, 0.25, DType.BF16)
     op = Op(OpCode.LINEAR, "layers.0.q", (View(0, 4),), View(1, 2), (0, -1), (1,), (0.5,))
     slots = [Slot(SlotRows.TOKENS, 32), Slot(SlotRows.LOGITS, 9)]
     return Program(slots, [tensor], [op, op], MODEL, 1, KvFormat.I8)
@@ -150,7 +151,7 @@ def test_round_trip_and_alignment(tmp_path: Path) -> None:
     assert (tensor.name, tensor.rows, tensor.cols, tensor.group_size) == ("w", 6, 8, 8)
     assert tensor.outer_scale == 0.25 and plan.kv_format is KvFormat.I8
     np.testing.assert_array_equal(tensor.data, np.arange(64, dtype=np.uint8))
-    np.testing.assert_array_equal(tensor.scales, np.arange(16, dtype=np.float32))
+    np.testing.assert_array_equal(tensor.scales, np.arange(16, dtype=ml_dtypes.bfloat16))
     np.testing.assert_array_equal(tensor.zeros, np.arange(16, 32, dtype=np.float32))
     header = np.frombuffer(path.read_bytes()[:200], plan_file.HEADER)[0]
     for field in ("slots_offset", "tensors_offset", "ops_offset", "strings_offset", "data_offset"):

@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -91,6 +92,7 @@ def test_a_plan_holds_the_checkpoints_codes_and_scales(name: str, tmp_path: Path
         tensor = tensors[f"layers.1.{product}.weight"]
         held = [weights.quantized(f"layers.1.{part}.weight") for part in parts]
         codes, scales, zeros = codes_and_scales(tensor)
+        assert scales.dtype == (ml_dtypes.float8_e4m3fn if scheme.weight == "fp4" else np.float32)
         assert tensor.dtype is (DType.F8 if scheme.fp8_grid else STORED[scheme.weight])
         if scheme.fp8_grid:
             assert tensor.group_size == 0

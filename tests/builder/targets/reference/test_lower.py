@@ -101,13 +101,15 @@ def compare(
 
 
 def quantized_op(attrs: dict[str, Any], kv: str, scales: tuple[float, float]) -> ir.Model:
-    """The same graph with FP8 or INT8 pools and their scales."""
+    """The same graph with FP8 or INT8 pools and their scales, or FLOAT16 pools, which have none."""
     model = one_op(attrs)
-    kind = {"fp8": ir.DataType.FLOAT8E4M3FN, "int8": ir.DataType.INT8}[kv]
+    kind = {"float16": ir.DataType.FLOAT16, "fp8": ir.DataType.FLOAT8E4M3FN, "int8": ir.DataType.INT8}[kv]
     node = next(iter(model.graph))
     for value in (*node.inputs[3:5], *node.outputs[1:]):
         assert value is not None
         value.type = ir.TensorType(kind)
+    if kv == "float16":
+        return model
     for at, (name, scale) in enumerate(zip(("k_scale", "v_scale"), scales, strict=True), 8):
         value = ir.Value(name=name, shape=ir.Shape([]), type=ir.TensorType(ir.DataType.FLOAT))
         value.const_value = ir.Tensor(np.array(scale, np.float32), name=name)
@@ -121,7 +123,7 @@ def quantized_op(attrs: dict[str, Any], kv: str, scales: tuple[float, float]) ->
 @given(
     seed=st.integers(0, 999),
     chunks=st.lists(st.tuples(st.integers(0, 13), st.integers(1, 9)), min_size=1, max_size=4),
-    kv=st.sampled_from(["fp8", "int8"]),
+    kv=st.sampled_from(["float16", "fp8", "int8"]),
     softcap=st.sampled_from([0.0, 1.5]),
     window=st.sampled_from([0, 4]),
 )
@@ -131,8 +133,11 @@ def test_quantized_pools_are_the_reference_s(
     rng = np.random.default_rng(seed)
     attrs = attributes(6, 2, softcap, window)
     q, k, v, k_pool, v_pool, *rest = hostile_step(rng, chunks, 6, 2, np.float32)
-    limit = {"fp8": 448, "int8": 127}[kv]
+    limit = {"float16": 1, "fp8": 448, "int8": 127}[kv]
     scales = (2.0 / limit, 3.0 / limit)  # of numbers up to 3 and more: some saturate
+    if kv == "float16":
+        scales = (1.0, 1.0)
+        v[rng.random(v.shape) < 0.05] = 1e5
     pools = []
     for pool, scale in ((k_pool, scales[0]), (v_pool, scales[1])):
         held = np.isfinite(pool)
@@ -148,7 +153,7 @@ def test_quantized_pools_are_the_reference_s(
         contract.INPUT_IDS: np.zeros(len(q), np.int32),
     }
     out, k_out, v_out = run(lower(quantized_op(attrs, kv, scales)), feeds)
-    np.testing.assert_allclose(out, wanted, atol=1e-5)
+    np.testing.assert_allclose(out, wanted, atol=1e-5, rtol=1e-6)
     np.testing.assert_array_equal(k_out, k_wanted)
     np.testing.assert_array_equal(v_out, v_wanted)
 

@@ -17,8 +17,9 @@ from plansmith.builder.limits import make_limits
 from plansmith.builder.precision import of_checkpoint, precision
 from plansmith.builder.scheme import KvFormat
 from plansmith.builder.targets.reference import ReferenceSession
-from plansmith.builder.targets.reference.rounding import round_input, to_e2m1, to_e4m3, to_int8
+from plansmith.builder.targets.reference.rounding import round_input, to_e2m1, to_e4m3, to_float16, to_int8
 from plansmith.builder.targets.reference.tape import Tape
+from plansmith.plugins.paged_attention.reference import quantize_kv
 from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
 
 F32 = ir.DataType.FLOAT
@@ -219,6 +220,27 @@ def test_quantized_pools_hold_saturated_codes_and_attention_sees_them(kv: KvForm
         )
         np.testing.assert_array_equal(codes, expected)
         assert codes.dtype == np.float32 and np.isnan(codes).any() and np.isfinite(codes).any()
+
+
+def test_float16_pools_hold_rounded_values_and_infinities() -> None:
+    held = quantization(SPEC, SCHEMES["int8_wo"])
+    recipe = of_checkpoint(held, "float32").on_cpu()
+    assert recipe.kv == "float16"
+    graph = build_graph(SPEC, RandomQuantizedWeights(SPEC, held), recipe, LIMITS)
+    plain, _ = graph_of("int8_wo")
+    found, wanted = ReferenceSession(graph, BLOCKS), ReferenceSession(plain, BLOCKS)
+    apart = [np.abs(found.step(s.batch) - wanted.step(s.batch)).mean() for s in steps()]
+    assert 1e-6 < np.mean(apart) < 1e-3, np.mean(apart)
+    for name in (contract.k_pool(0), contract.v_pool(0)):
+        np.testing.assert_array_equal(found.pool(name), wanted.pool(name).astype(np.float16))
+
+
+def test_what_float16_cannot_hold() -> None:
+    given = np.array([1e30, -65520, 65519, 1 / 3, 3e-8, np.inf, -np.inf, np.nan], np.float32)
+    half = np.float32(np.float16(1 / 3))
+    wanted = [65504, -65504, 65504, half, 2.0**-24, np.inf, -np.inf, np.nan]
+    np.testing.assert_array_equal(run(to_float16, given), np.array(wanted, np.float32))
+    np.testing.assert_array_equal(quantize_kv(given, 1.0, "float16"), np.array(wanted, np.float32))
 
 
 @pytest.mark.parametrize("kv", ["fp8", "int8"])
