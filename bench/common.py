@@ -28,11 +28,18 @@ def demo_checkpoint() -> Path:
 
 
 def engine(precision: str, *flags: str, name: str | None = None) -> Path:
-    """Return an engine directory with the cpu target of the demo checkpoint at `precision`, built if it is stale."""
+    """Return an engine directory with the cpu target of the demo checkpoint at `precision`, built if it is stale.
+
+    One that `plansmith build` cannot add to, of another model or with files it cannot read, is replaced.
+    """
     out = WORK / (name or precision)
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [*PLANSMITH, "build", str(demo_checkpoint()), "-o", str(out), "--target", "cpu"]
-    subprocess.run([*command, "--precision", precision, *flags], check=True, stdout=sys.stderr)
+    command += ["--precision", precision, *flags]
+    there = out.exists()
+    failed = subprocess.run(command, check=not there, stdout=sys.stderr).returncode
+    if failed:
+        subprocess.run([*command, "--force"], check=True, stdout=sys.stderr)
     return out
 
 

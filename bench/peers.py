@@ -6,8 +6,11 @@ Every engine is installed in an environment of its own under build/peers, conver
 stays; but one alone runs at a time, the others are stopped (SIGSTOP). A round runs every test with every engine, one
 after another, and measures the machine's peaks before each test. The first token id of all prompts changes with each
 round, so no cache of an earlier one helps. What an engine answers is checked; one that fails is named and left out.
+With --reload (the default for larger models) an engine is started in each round and ended after its tests.
 
-The report goes to stdout and build/peers/report.md; --store keeps samples and report in docs/results.
+The report goes to stdout and build/peers/report[-model].md; --store keeps samples and report in docs/results. A run
+that is interrupted (Ctrl-C: exit code 130) leaves what it measured in build/peers/partial[-model].md and .json, and
+stores nothing else.
 """
 
 from __future__ import annotations
@@ -19,51 +22,81 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import common
 import history
-from peer import cases, driver, goals, report, roofline
+from peer import cases, driver, goals, report, roofline, variants
 from peer.results import Results
 
 WORK = common.ROOT / "build" / "peers"
 REFERENCE = "transformers:fp32"
-# Of the larger model: what 24 GiB hold at once, and one engine of each kind of weights.
-LARGE_VARIANTS = "plansmith:int8,plansmith:int4,llama_cpp:q8_0,llama_cpp:q4_0,openvino:int8,openvino:int4"
+# Of the larger model: one engine of each kind of weights but float32, which takes 5 GB of disk and memory each.
+LARGE_VARIANTS = (
+    "plansmith:int8,plansmith:int4,plansmith:bf16,llama_cpp:bf16,llama_cpp:q8_0,llama_cpp:q4_0,openvino:bf16,"
+    "openvino:int8,openvino:int4,ort_genai:int8,ort_genai:int4,ctranslate2:int8,vllm_cpu:bfloat16"
+)
+_BUILD = (
+    "run `make bench-peers BENCH_FLAGS=..`, which builds plansmith and runs this; or `make build` once, and this "
+    "script with .venv/bin/python"
+)
 
 
-def parse() -> argparse.Namespace:
-    """Return the command line."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line; `variants` are those chosen."""
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="5, or with --quick 1")
     parser.add_argument("--quick", action="store_true", help="one round, without fresh starts")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--model", choices=["smollm2", "llama1b"], default="smollm2")
-    parser.add_argument(
-        "--variants", default="", help="modules or module:variant, with commas; all where empty"
-    )
-    parser.add_argument("--tests", default=",".join(cases.TESTS))
+    parser.add_argument("--variants", help="modules or module:variant, with commas; all where not given")
+    parser.add_argument("--tests", default=",".join(cases.TESTS), help="with commas; all where not given")
     parser.add_argument("--install", action="store_true", help="install and convert, run nothing")
+    parser.add_argument(
+        "--reload",
+        action=argparse.BooleanOptionalAction,
+        help="start each engine in every round, so that one alone is in memory; default: for larger models",
+    )
     parser.add_argument(
         "--start-timeout", type=float, default=900.0, help="seconds an engine may take to load"
     )
     parser.add_argument("--run-timeout", type=float, default=300.0, help="seconds a run may take")
     parser.add_argument("--store", action="store_true", help="write docs/results/peers.json and peers.md")
-    args = parser.parse_args()
-    args.tests = [test for test in args.tests.split(",") if test]
+    args = parser.parse_args(argv)
+    args.tests = list(dict.fromkeys(test.strip() for test in args.tests.split(",") if test.strip()))
+    if not args.tests:
+        parser.error(f"--tests names no test; there are {', '.join(cases.TESTS)}, leave it out for all")
     for test in args.tests:
         if test not in cases.TESTS:
             parser.error(f"no test {test!r}; there are {', '.join(cases.TESTS)}")
-    if args.quick:
-        args.rounds = 1
-    if args.rounds < 1 or args.threads < 1:
-        parser.error("--rounds and --threads are at least 1")
-    if args.model == "llama1b" and not args.variants:
-        args.variants = LARGE_VARIANTS
+    if args.rounds is None:
+        args.rounds = 1 if args.quick else 5
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1")
+    if not 1 <= args.threads <= cores:
+        parser.error(f"--threads {args.threads}: from 1 to the {cores} cores that this process may use")
+    for name in ("start_timeout", "run_timeout"):
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: more than 0 seconds")
+    large = args.model != "smollm2"
+    args.reload = large if args.reload is None else args.reload
+    wanted = LARGE_VARIANTS if large and args.variants is None else args.variants
+    args.variants = variants.chosen(variants.all_variants(), wanted)
     return args
+
+
+def check_plansmith() -> None:
+    """Exit with what to run where plansmith, whose checkpoint and engines this needs, cannot be imported or loaded."""
+    code = "from plansmith.runtime._native import native; native()"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if tried.returncode:
+        why = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        sys.exit(f"plansmith does not run with {sys.executable}: {why}\n{_BUILD}")
 
 
 def checkpoint(model: str) -> Path:
@@ -86,8 +119,8 @@ def reference_tokens(settings: driver.Settings, outputs: dict[str, list[int]]) -
         loaded: list[int] = json.loads(cached.read_text())
         return loaded
     if tokens is None:
-        with driver.Driver(settings, driver.say) as alone:
-            alone.prepare(driver.chosen(driver.all_variants(), REFERENCE))
+        with driver.Driver(dataclasses.replace(settings, reload=False), driver.say) as alone:
+            alone.prepare(variants.chosen(variants.all_variants(), REFERENCE))
             alone.compare_outputs()
             tokens = alone.outputs.get("transformers fp32", [])
     if tokens:
@@ -113,50 +146,96 @@ def results_of(run: driver.Driver) -> Results:
     return Results(run.samples, run.facts, cost, settings.workload)
 
 
-def store(args: argparse.Namespace, run: driver.Driver, text: str, verdicts: list[dict[str, Any]]) -> None:
-    """Write docs/results/peers[-model].json and the report beside it."""
-    name = "peers" if args.model == "smollm2" else f"peers-{args.model}"
+def suffix(model: str) -> str:
+    """Return what the names of a model's results end with."""
+    return "" if model == "smollm2" else f"-{model}"
+
+
+def report_of(args: argparse.Namespace, run: driver.Driver, whole: bool) -> tuple[str, dict[str, Any]]:
+    """Return the report of a run, and the same with its samples as JSON."""
+    equal = equal_tokens(run.settings, run.outputs) if whole and args.model == "smollm2" else {}
+    results = results_of(run)
+    verdicts = goals.judge_all(goals.GOALS if args.model == "smollm2" else goals.EVEN_GOALS, results)
     head = {"commit": history.commit(common.ROOT), "threads": args.threads, "model": args.model}
+    head |= {"rounds": args.rounds, "whole": whole}
     rest = {"facts": run.facts, "failures": run.failures, "goals": verdicts, "samples": run.samples}
-    common.store(name, head | rest)
+    return report.markdown(results, verdicts, run.failures, equal), head | rest
+
+
+def keep_partial(args: argparse.Namespace, run: driver.Driver) -> None:
+    """Write what an interrupted run measured beside the reports of whole ones."""
+    text, values = report_of(args, run, whole=False)
+    path = WORK / f"partial{suffix(args.model)}.md"
+    rounds = max(sample["round"] for sample in run.samples)
+    title = f"Interrupted in round {rounds + 1} of {args.rounds}: not a whole run; numbers of samples differ."
+    path.write_text(f"{title}\n\n{text}")
+    path.with_suffix(".json").write_text(json.dumps(values) + "\n")
+    driver.say(
+        f"interrupted; {len(run.samples)} samples so far are in {path} and {path.with_suffix('.json').name}"
+    )
+
+
+def store(args: argparse.Namespace, text: str, values: dict[str, Any]) -> None:
+    """Write docs/results/peers[-model].json and the report beside it."""
+    name = f"peers{suffix(args.model)}"
+    common.store(name, values)
     (common.RESULTS / f"{name}.md").write_text(text)
 
 
-def main() -> None:
-    """Run the rounds and print the report; exit with 1 where nothing could be measured."""
-    args = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that sessions are ended on the way out
-    model = checkpoint(args.model)
+def settings_of(args: argparse.Namespace, model: Path) -> driver.Settings:
+    """Return the driver's settings for a command line and a checkpoint."""
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-    settings = driver.Settings(
+    return driver.Settings(
         WORK,
         model,
         dataclasses.replace(cases.read_workload(common.WORKLOAD), vocab_size=vocab_size),
         args.tests,
         args.threads,
         varied=args.model == "smollm2",
+        reload=args.reload,
         start_timeout_s=args.start_timeout,
         run_timeout_s=args.run_timeout,
     )
+
+
+def measure(args: argparse.Namespace, run: driver.Driver) -> None:
+    """Run the rounds; where they are interrupted, what was measured is kept as such."""
     binary = roofline.build_peaks()
-    with driver.Driver(settings, driver.say) as run:
-        run.prepare(driver.chosen(driver.all_variants(), args.variants), start=not args.install)
-        if args.install:
-            sys.exit(f"failed: {run.failures}" if run.failures else 0)
+    whole = False
+    try:
+        run.prepare(args.variants)
         run.compare_outputs()
         for round_idx in range(args.rounds):
+            begin = time.monotonic()
             run.round(round_idx, lambda: roofline.measure_peaks(binary, args.threads), starts=not args.quick)
+            driver.say(f"round {round_idx} took {time.monotonic() - begin:.0f} s")
+        whole = True
+    finally:
+        if run.samples and not whole:
+            keep_partial(args, run)
+
+
+def main() -> None:
+    """Run the rounds and print the report; exit with 1 where nothing could be measured."""
+    args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that sessions are ended on the way out
+    check_plansmith()
+    with driver.Driver(settings_of(args, checkpoint(args.model)), driver.say) as run:
+        if args.install:
+            run.prepare(args.variants, start=False)
+            sys.exit(f"failed: {run.failures}" if run.failures else 0)
+        measure(args, run)
     if not run.samples:
         sys.exit(f"nothing was measured: {run.failures}")
-    equal = equal_tokens(settings, run.outputs) if args.model == "smollm2" else {}
-    results = results_of(run)
-    verdicts = goals.judge_all(goals.GOALS if args.model == "smollm2" else goals.EVEN_GOALS, results)
-    text = report.markdown(results, verdicts, run.failures, equal)
+    text, values = report_of(args, run, whole=True)
     print(text)
-    (WORK / "report.md").write_text(text)
+    (WORK / f"report{suffix(args.model)}.md").write_text(text)
     if args.store:
-        store(args, run, text, verdicts)
+        store(args, text, values)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

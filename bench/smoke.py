@@ -14,20 +14,20 @@ import sys
 
 import common
 import history
-from peer import cases, driver, report, roofline
+from peer import cases, driver, report, roofline, variants
 from peer.results import Results
 
 FILE = history.FOLDER / "smoke.jsonl"
 
 
-def measure(rounds: int, threads: int, variants: str) -> Results:
+def measure(rounds: int, threads: int, wanted: str) -> Results:
     """Return the samples of the rounds; SystemExit where an engine fails."""
     work = common.ROOT / "build" / "peers"
     workload = cases.read_workload(common.WORKLOAD)
     settings = driver.Settings(work, common.demo_checkpoint(), workload, cases.TESTS, threads)
     binary = roofline.build_peaks()
     with driver.Driver(settings, driver.say) as run:
-        run.prepare(driver.chosen(driver.all_variants(["plansmith"]), variants))
+        run.prepare(variants.chosen(variants.all_variants(["plansmith"]), wanted))
         for round_idx in range(rounds):
             run.round(round_idx, lambda: roofline.measure_peaks(binary, threads), starts=True)
     if run.failures:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .environment import child_command, converted, make_environment, model_dir, run_logged
+from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
 from .session import Record, Request, Run, serve
 
 VERSION = "4.8.5"
@@ -34,7 +34,8 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
         log = work / "logs" / "ctranslate2-convert.log"
         run_logged([*command, "--quantization", variant], log, HF_HUB_OFFLINE="1")
 
-    return converted(out, f"{VERSION} {variant}", export)
+    size = num_values(checkpoint) * {"float32": 4, "int8": 1}[variant]
+    return converted(out, f"{VERSION} {variant}", export, size)
 
 
 def weight_bytes(model: Path, variant: str) -> int:

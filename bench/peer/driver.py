@@ -1,65 +1,29 @@
-"""Starts every variant once and runs the tests in rounds, one engine at a time, the machine's peaks between."""
+"""Runs the tests in rounds, one engine at a time, the machine's peaks between.
+
+Every variant is started once and stays, stopped while others run. With `Settings.reload`, for models of which memory
+does not hold all variants at once, each is started and ended in every round.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from . import cases
+from .machine import Others, available_memory
 from .session import PeerError, Session
+from .variants import Variant
 
-MODULES = ("plansmith", "llama_cpp", "openvino", "ort_genai", "ctranslate2", "vllm_cpu", "transformers")
 # Slower starts than this are measured in the first round only.
 _QUICK_START_S = 20.0
+_START_ROUND = 1000
 # What an engine may take beside its weights: 1 GB of KV cache, its libraries, and room for the system.
 _SPARE_BYTES = 2_000_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One engine with one kind of weights."""
-
-    module: ModuleType
-    name: str
-
-    @property
-    def label(self) -> str:
-        """Return `<engine> <variant>`."""
-        return f"{self.module.NAME} {self.name}"
-
-    @property
-    def slug(self) -> str:
-        """Return what names the variant on the command line and in files: `<module>:<variant>`."""
-        return f"{self.module.__name__.rpartition('.')[2]}:{self.name}"
-
-    @property
-    def is_ours(self) -> bool:
-        """Return whether this is plansmith itself."""
-        return self.slug.startswith("plansmith:")
-
-
-def all_variants(modules: Iterable[str] = MODULES) -> list[Variant]:
-    """Return every variant of the modules, ours first."""
-    loaded = [importlib.import_module(f"peer.{name}") for name in modules]
-    return [Variant(module, name) for module in loaded for name in module.VARIANTS]
-
-
-def chosen(variants: Sequence[Variant], wanted: str) -> list[Variant]:
-    """Return those that a list like `plansmith,llama_cpp:q8_0` names; SystemExit for a name there is not."""
-    if not wanted:
-        return list(variants)
-    names = [name for name in wanted.split(",") if name]
-    for name in names:
-        if not any(name in (v.slug, v.slug.split(":")[0]) for v in variants):
-            raise SystemExit(f"no variant {name!r}; there are {', '.join(v.slug for v in variants)}")
-    return [v for v in variants if v.slug in names or v.slug.split(":")[0] in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +31,7 @@ class Settings:
     """How a run of all engines goes.
 
     varied : refuse outputs of one token again and again; a model of random weights may give them
+    reload : start each engine in every round and end it after its tests, so that one alone is in memory
     """
 
     work: Path
@@ -75,6 +40,7 @@ class Settings:
     tests: Sequence[str]
     threads: int
     varied: bool = True
+    reload: bool = False
     start_timeout_s: float = 900.0
     run_timeout_s: float = 300.0
 
@@ -83,12 +49,6 @@ class Settings:
         threads = str(self.threads)
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": "1"}
         return {**os.environ, **quiet, "OMP_NUM_THREADS": threads}
-
-
-def available_memory() -> int:
-    """Return the bytes that processes can still take without swapping, as Linux estimates it."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 class Driver:
@@ -109,6 +69,7 @@ class Driver:
         self.settings = settings
         self.say = say
         self.available_bytes = available_bytes
+        self.variants: list[Variant] = []
         self.sessions: dict[Variant, Session] = {}
         self.samples: list[dict[str, Any]] = []
         self.facts: dict[str, dict[str, Any]] = {}
@@ -130,19 +91,23 @@ class Driver:
         session = self.sessions.pop(variant, None)
         if session is not None:
             session.kill()
+        if variant in self.variants:
+            self.variants.remove(variant)
         self.failures[variant.label] = f"{during}: {error}"
         self.say(f"{variant.label}: left out, {during} failed: {error}")
 
     def prepare(self, variants: Sequence[Variant], start: bool = True) -> None:
-        """Install, convert and, with `start`, start each variant; what fails is left out."""
+        """Install, convert and, with `start`, start each variant that is to stay; what fails is left out."""
         for variant in variants:
             log = self._log(variant, "install")
             try:
                 variant.module.install(self.settings.work, log)
                 model = variant.module.convert(self.settings.checkpoint, self.settings.work, variant.name)
                 self.facts[variant.label] = {"weight_bytes": variant.module.weight_bytes(model, variant.name)}
-                if start:
-                    self._start(variant)
+                if start and not self.settings.reload:
+                    self._check_memory(variant)
+                    self._warm_up(variant, self._open(variant, "session"))
+                self.variants.append(variant)
             except Exception as error:  # whatever a peer's tools raise: it is left out, the rest runs
                 self._fail(variant, "installing, converting or starting", _named(error, log))
 
@@ -152,30 +117,37 @@ class Driver:
         log = self._log(variant, what)
         return Session(command, log, settings.environment(), settings.start_timeout_s)
 
-    def _start(self, variant: Variant) -> None:
-        needed = self.facts[variant.label]["weight_bytes"] + _SPARE_BYTES
-        if self.available_bytes() < needed:
+    def _check_memory(self, variant: Variant) -> None:
+        """Raise PeerError where the variant would not fit beside what runs."""
+        left, needed = self.available_bytes(), self.facts[variant.label]["weight_bytes"] + _SPARE_BYTES
+        if left < needed:
             raise PeerError(
-                f"{self.available_bytes() / 1e9:.1f} GB of memory are left, its weights and what engines take besides "
-                f"are {needed / 1e9:.1f} GB; run fewer at once with --variants"
+                f"{left / 1e9:.1f} GB of memory are left, its weights and what engines take besides are "
+                f"{needed / 1e9:.1f} GB; run fewer at once with --variants, or one at a time with --reload"
             )
-        session = self._open(variant, "session")
+
+    def _warm_up(self, variant: Variant, session: Session) -> None:
+        """Take a new session in, once it has answered the warm-up."""
         self.sessions[variant] = session
-        warm = session.run(self.settings.workload.warm_up(), self.settings.run_timeout_s)
-        cases.check(self.settings.workload.warm_up(), warm, self.settings.workload.vocab_size, varied=False)
+        requests = self.settings.workload.warm_up()
+        answer = session.run(requests, self.settings.run_timeout_s)
+        cases.check(requests, answer, self.settings.workload.vocab_size, varied=False)
         self.facts[variant.label] |= {"version": session.version, "load_s": session.load_s}
         self.say(f"{variant.label} {session.version}: ready after {session.start_s:.1f} s")
 
     def compare_outputs(self) -> None:
-        """Note each variant's greedy tokens of `single` with the prompt as written."""
+        """Note the greedy tokens of `single`, with the prompt as written, of each variant that runs."""
+        for variant in list(self.sessions):
+            self._compare_output(variant)
+
+    def _compare_output(self, variant: Variant) -> None:
         requests = self.settings.workload.tests["single"]
-        for variant, session in list(self.sessions.items()):
-            try:
-                answer = session.run(requests, self.settings.run_timeout_s)
-                cases.check(requests, answer, self.settings.workload.vocab_size, self.settings.varied)
-                self.outputs[variant.label] = answer["token_ids"][0]
-            except PeerError as error:
-                self._fail(variant, "greedy tokens", error)
+        try:
+            answer = self.sessions[variant].run(requests, self.settings.run_timeout_s)
+            cases.check(requests, answer, self.settings.workload.vocab_size, self.settings.varied)
+            self.outputs[variant.label] = answer["token_ids"][0]
+        except PeerError as error:
+            self._fail(variant, "greedy tokens", error)
 
     def round(self, round_idx: int, peaks: Callable[[], dict[str, Any]], starts: bool) -> None:
         """Run every test of every variant once; each round begins with another variant.
@@ -183,20 +155,50 @@ class Driver:
         peaks  : measures the machine's peaks; called before every test
         starts : measure also the start of a fresh process of each variant
         """
+        if self.settings.reload:
+            for variant in _rotated(self.variants, round_idx):
+                self._alone(variant, round_idx, peaks)
+            return
         for test in self.settings.tests:
             now = peaks()
-            for variant in _rotated(list(self.sessions), round_idx):
+            for variant in _rotated(self.variants, round_idx):
                 self._run(variant, test, round_idx, now)
         if starts:
             now = peaks()
-            for variant in _rotated(list(self.sessions), round_idx):
+            for variant in _rotated(self.variants, round_idx):
                 if round_idx == 0 or self.sessions[variant].start_s < _QUICK_START_S:
-                    self._fresh_start(variant, round_idx, now)
+                    session = self._fresh_start(variant, round_idx, now)
+                    if session is not None:
+                        session.close()
+
+    def _alone(self, variant: Variant, round_idx: int, peaks: Callable[[], dict[str, Any]]) -> None:
+        """Start one variant, run every test of it, and end it."""
+        try:
+            self._check_memory(variant)
+        except PeerError as error:
+            self._fail(variant, "starting", error)
+            return
+        session = self._fresh_start(variant, round_idx, peaks())
+        if session is None:
+            self._fail(variant, "starting", PeerError(f"see {self._log(variant, 'start')}"))
+            return
+        try:
+            self._warm_up(variant, session)
+        except PeerError as error:
+            self._fail(variant, "the warm-up", error)
+            return
+        if round_idx == 0:
+            self._compare_output(variant)
+        for test in self.settings.tests:
+            if variant in self.sessions:
+                self._run(variant, test, round_idx, peaks())
+        if variant in self.sessions:
+            self.sessions.pop(variant).close()
 
     def _run(self, variant: Variant, test: str, round_idx: int, peaks: dict[str, Any]) -> None:
         settings = self.settings
         requests = settings.workload.requests(test, round_idx)
-        load, others = os.getloadavg()[0], _Others()
+        load, others = os.getloadavg()[0], Others()
         try:
             answer = self.sessions[variant].run(requests, settings.run_timeout_s)
             cases.check(requests, answer, settings.workload.vocab_size, settings.varied)
@@ -221,18 +223,22 @@ class Driver:
         name, value = next(iter(metrics.items()))
         self.say(f"round {round_idx}  {test:9s} {variant.label:32s} {name} {value:.4g}")
 
-    def _fresh_start(self, variant: Variant, round_idx: int, peaks: dict[str, Any]) -> None:
-        """Note how long a new process takes from its start to its first token; the files are in memory by now."""
-        request = {**self.settings.workload.requests("single", round_idx)[0], "output_len": 1}
-        load, others, begin = os.getloadavg()[0], _Others(), time.perf_counter()
+    def _fresh_start(self, variant: Variant, round_idx: int, peaks: dict[str, Any]) -> Session | None:
+        """Return a new process, its time from the start to the first token noted; None where it fails."""
+        # Ids of a round that is never run: the process may go on to the tests, which must find nothing cached.
+        request = {**self.settings.workload.requests("single", _START_ROUND + round_idx)[0], "output_len": 1}
+        load, others, begin = os.getloadavg()[0], Others(), time.perf_counter()
+        session = None
         try:
             session = self._open(variant, "start")
             answer = session.run([request], self.settings.run_timeout_s)
             took_s = time.perf_counter() - begin
-            session.close()
+            cases.check([request], answer, self.settings.workload.vocab_size)
         except PeerError as error:
             self.say(f"{variant.label}: a fresh start failed: {error}")
-            return
+            if session is not None:
+                session.kill()
+            return None
         self.samples.append(
             {
                 "engine": variant.label,
@@ -245,23 +251,7 @@ class Driver:
             }
         )
         self.say(f"round {round_idx}  start     {variant.label:32s} first token after {took_s:.2f} s")
-
-
-class _Others:
-    """CPU time of the machine from here on, to tell what processes besides the measured one took."""
-
-    def __init__(self) -> None:
-        self.begin = _busy_s()
-
-    def seconds(self, own_s: float) -> float:
-        return max(0.0, _busy_s() - self.begin - own_s)
-
-
-def _busy_s() -> float:
-    """Return the seconds in which the machine's cores worked, since it started."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    ticks = [int(field) for field in fields]
-    return (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        return session
 
 
 def _rotated(variants: list[Variant], by: int) -> list[Variant]:

@@ -1,4 +1,4 @@
-"""llama.cpp's server, with weights of float32, Q8_0 and Q4_0, built from source for this machine.
+"""llama.cpp's server, with weights of float32, bfloat16, Q8_0 and Q4_0, built from source for this machine.
 
 The sources are those that the Python package of llama.cpp carries, because package registries have no build of the
 server itself. The variants are GGUF files of its own converter and quantizer.
@@ -18,12 +18,13 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .environment import child_command, converted, make_environment, model_dir, run_logged
+from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
 from .session import Record, Request, Run, end_with_parent, serve
 
 VERSION = "0.3.36"  # of llama-cpp-python; its llama.cpp says 0.5.0-dev
 NAME = "llama.cpp"
-VARIANTS = ("f32", "q8_0", "q4_0")
+VARIANTS = ("f32", "bf16", "q8_0", "q4_0")
+_BYTES = {"f32": 4.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a weight
 PACKAGE = f"llama_cpp_python-{VERSION}"
 BUILD_REQUIREMENTS = ["cmake", "ninja"]
 CONVERT_REQUIREMENTS = ["transformers==5.5.4", "gguf", "sentencepiece"]
@@ -88,22 +89,35 @@ def libraries(work: Path) -> Path:
 
 
 def convert(checkpoint: Path, work: Path, variant: str) -> Path:
-    """Return the GGUF file of `variant`: converted at float32, then quantized by its own tool."""
+    """Return the GGUF file of `variant`: converted as floats, then quantized by its own tool."""
     log = work / "logs" / "llama.cpp-convert.log"
-    out = _gguf(checkpoint, work, variant)
-    f32 = _gguf(checkpoint, work, "f32")
+    floats = variant if variant in ("f32", "bf16") else _exact(checkpoint)
+    values = num_values(checkpoint)
 
     def export() -> None:
         python = work / "venv-openvino-export" / "bin" / "python"
         script = sources(work) / "convert_hf_to_gguf.py"
-        command = [python, script, checkpoint.resolve(), "--outfile", f32, "--outtype", "f32"]
-        run_logged(command, log, PYTHONPATH=str(sources(work) / "gguf-py"), HF_HUB_OFFLINE="1")
+        options = ["--outfile", _gguf(checkpoint, work, floats), "--outtype", floats]
+        environment = {"PYTHONPATH": str(sources(work) / "gguf-py"), "HF_HUB_OFFLINE": "1"}
+        run_logged([python, script, checkpoint.resolve(), *options], log, **environment)
 
     def quantize() -> None:
-        run_logged([libraries(work) / "llama-quantize", f32, out, variant], log)
+        run_logged([libraries(work) / "llama-quantize", exported(), out, variant], log)
 
-    converted(f32, f"{VERSION} f32", export)
-    return out if variant == "f32" else converted(out, f"{VERSION} {variant}", quantize)
+    def exported() -> Path:
+        gguf = _gguf(checkpoint, work, floats)
+        return converted(gguf, f"{VERSION} {floats}", export, values * _BYTES[floats])
+
+    out = _gguf(checkpoint, work, variant)
+    if variant == floats:
+        return exported()
+    return converted(out, f"{VERSION} {variant}", quantize, values * _BYTES[variant])
+
+
+def _exact(checkpoint: Path) -> str:
+    """Return the floats that hold a checkpoint's weights as they are."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    return "bf16" if config.get("torch_dtype", config.get("dtype")) == "bfloat16" else "f32"
 
 
 def _gguf(checkpoint: Path, work: Path, variant: str) -> Path:

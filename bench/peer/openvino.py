@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from .environment import child_command, converted, make_environment, model_dir, run_logged
+from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
 from .session import Record, Request, Run, serve
 
 VERSION = "2026.4.1"
@@ -47,6 +47,7 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
     tools = work / "venv-openvino-export" / "bin"
     out = _model(work, checkpoint, variant)
     fp32 = out.with_name("openvino-fp32")
+    values = num_values(checkpoint)
 
     def export() -> None:
         command = [
@@ -60,7 +61,11 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
         ]
         run_logged([*command, "--task", "text-generation-with-past", fp32], log, HF_HUB_OFFLINE="1")
 
+    def exported() -> Path:
+        return converted(fp32, f"{VERSION} fp32", export, 4 * values)
+
     def compress() -> None:
+        exported()
         out.mkdir(exist_ok=True)
         for file in fp32.iterdir():
             if not file.name.startswith("openvino_model."):
@@ -68,8 +73,11 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
         paths = [folder / "openvino_model.xml" for folder in (fp32, out)]
         run_logged([tools / "python", "-c", COMPRESS.replace("{}", MODES[variant]), *paths], log)
 
-    converted(fp32, f"{VERSION} fp32", export)
-    return out if variant in HINTS else converted(out, f"{VERSION} {MODES[variant]}", compress)
+    if variant in HINTS:
+        return exported()
+    return converted(
+        out, f"{VERSION} {MODES[variant]}", compress, values * {"int8": 1.0, "int4": 0.6}[variant]
+    )
 
 
 def weight_bytes(model: Path, variant: str) -> int:

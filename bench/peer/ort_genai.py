@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from .environment import child_command, converted, make_environment, model_dir, run_logged
+from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
 from .session import Record, Request, Run, serve
 
 VERSION = "0.18.0"
@@ -38,7 +38,9 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
         options = ["-o", out, "-p", variant, "-e", "cpu", "-c", work.resolve() / "ortgenai-cache"]
         run_logged([*builder, *options], work / "logs" / "ortgenai-convert.log", HF_HUB_OFFLINE="1")
 
-    return converted(out, f"{VERSION} {variant}", export)
+    # A table that is also the logits' weights is written twice, at int8 once of them as floats.
+    bytes_each = {"fp32": 5.0, "int8": 3.0, "int4": 1.2}[variant]
+    return converted(out, f"{VERSION} {variant}", export, num_values(checkpoint) * bytes_each)
 
 
 def weight_bytes(model: Path, variant: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,11 +22,22 @@ def _precision(variant: str) -> str:
 
 
 def convert(checkpoint: Path, work: Path, variant: str) -> Path:
-    """Return the engine directory, built unless it is up to date."""
+    """Return the engine directory, built unless it is up to date.
+
+    `plansmith build` compiles again what another plan format or other settings made. An engine that it refuses to add
+    to, of another model, or one whose files it cannot read, is replaced.
+    """
     out = model_dir(work, checkpoint, "plansmith", _precision(variant))
     out.parent.mkdir(parents=True, exist_ok=True)
     build = [sys.executable, "-m", "plansmith.cli", "build", checkpoint, "-o", out, "--target", "cpu"]
-    run_logged([*build, "--precision", _precision(variant)], work / "logs" / "plansmith-convert.log")
+    build += ["--precision", _precision(variant)]
+    log = work / "logs" / "plansmith-convert.log"
+    try:
+        run_logged(build, log)
+    except subprocess.CalledProcessError:
+        if not out.exists():
+            raise
+        run_logged([*build, "--force"], log)
     return out
 
 

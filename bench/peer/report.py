@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from .goals import best_peer
+from .goals import best_ours, best_peer
 from .results import Results
 from .statistic import Spread, number, round_ratios
 
@@ -37,6 +37,10 @@ TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str],
         (),
     ),
 }
+_GOALS_NOTE = (
+    "Both sides of a goal that names no precision are the best of theirs: whichever of plansmith's variants and of the "
+    "peers' has the best median. Values are medians; what is got is the median of the rounds' ratios, or the value."
+)
 OURS = ("plansmith int4", "plansmith int8", "plansmith fp32")
 
 
@@ -115,13 +119,16 @@ def goals_table(verdicts: Sequence[dict[str, Any]]) -> str:
             [
                 v["goal"],
                 v["ours"],
+                number(v["value"]),
                 v.get("peer", "-"),
+                number(v["peer_value"]) if "peer_value" in v else "-",
                 f"{sign} {number(v['wanted'])}{v['unit']}",
                 f"{number(v['got'])}{v['unit']}{spread}",
                 "met" if v["met"] else f"not met: {distance(v):.0%} off",
             ]
         )
-    return "### Goals\n\n" + table(["goal", "ours", "best peer", "wanted", "got", ""], rows)
+    header = ["goal", "ours", "our value", "best peer", "its value", "wanted", "got", ""]
+    return "### Goals\n\n" + table(header, rows) + "\n\n" + _GOALS_NOTE
 
 
 def distance(verdict: dict[str, Any]) -> float:
@@ -131,13 +138,18 @@ def distance(verdict: dict[str, Any]) -> float:
 
 
 def best_table(results: Results) -> str:
-    """Return the best peer of each test, at all bits and at 4, 8 and 32."""
+    """Return the best peer of each test beside ours: the best of both at any bits, and at 4, 8, 16 and 32."""
     rows = []
     for test, (title, numbers, _) in TABLES.items():
         metric = "generated_tokens_per_s" if test == "shared16" else numbers[0][0]
-        for bits, ours in ((0, "plansmith int8"), (4, OURS[0]), (8, OURS[1]), (32, OURS[2])):
+        named = ((4, "int4"), (8, "int8"), (16, "bf16"), (32, "fp32"))
+        every = [
+            (0, best_ours(results, test, metric)),
+            *((bits, f"plansmith {name}") for bits, name in named),
+        ]
+        for bits, ours in every:
             peer = best_peer(results, test, metric, bits)
-            if peer is None or not results.values(ours, test, metric):
+            if peer is None or ours is None or not results.values(ours, test, metric):
                 continue
             rows.append(
                 [

@@ -36,6 +36,10 @@ class Results:
         """Return those that are not ours."""
         return [name for name in self.engines() if not name.startswith("plansmith ")]
 
+    def ours(self) -> list[str]:
+        """Return our variants with all the kernels of the machine: not those like `int8-avx2`."""
+        return [name for name in self.engines() if name.startswith("plansmith ") and "-" not in name]
+
     def bits(self, engine: str) -> int:
         """Return the bits of an engine's weights."""
         return bits_of(engine.rpartition(" ")[2])

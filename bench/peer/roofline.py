@@ -38,7 +38,7 @@ def bits_of(variant: str) -> int:
 
 
 def build_peaks() -> Path:
-    """Return the program that measures the peaks, compiled if its sources changed."""
+    """Return the program that measures the peaks, compiled if its sources changed; SystemExit where that fails."""
     binary = _BUILD / "bench_peaks"
     tools = Path(sys.executable).parent
     configure = [tools / "cmake", "-S", ROOT, "-B", _BUILD, "-G", "Ninja", "-DPLANSMITH_BUILD_BENCH=ON"]
@@ -46,7 +46,13 @@ def build_peaks() -> Path:
         [*configure, f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"],
         [tools / "cmake", "--build", _BUILD, "--target", "bench_peaks"],
     ):
-        subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+        try:
+            subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(
+                f"bench_peaks, which measures the machine's peaks, cannot be built: {error}; `make build` installs "
+                f"cmake and ninja beside {sys.executable}"
+            ) from error
     return binary
 
 

@@ -192,11 +192,13 @@ class Session:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Ask the child to end, and end it where it does not."""
-        self.wake()
-        with contextlib.suppress(PeerError, subprocess.TimeoutExpired):
-            self._send({"cmd": "quit"})
-            self._process.wait(timeout_s)
-        self.kill()
+        try:
+            self.wake()
+            with contextlib.suppress(PeerError, subprocess.TimeoutExpired):
+                self._send({"cmd": "quit"})
+                self._process.wait(timeout_s)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """End all processes of the child's group now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .environment import child_command
+from .environment import child_command, num_values
 from .session import Record, Request, Run, serve
 
 NAME = "transformers"
@@ -27,14 +27,7 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
 
 def weight_bytes(model: Path, variant: str) -> int:
     """Return the bytes of the weights once they are loaded: 4 or 2 a value."""
-    import numpy as np
-    from safetensors import safe_open
-
-    values = 0
-    for file in model.glob("*.safetensors"):
-        with safe_open(file, "np") as tensors:
-            values += sum(int(np.prod(tensors.get_slice(name).get_shape())) for name in tensors.keys())  # noqa: SIM118
-    return values * {"fp32": 4, "bf16": 2}[variant]
+    return num_values(model) * {"fp32": 4, "bf16": 2}[variant]
 
 
 def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:

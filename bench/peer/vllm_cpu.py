@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from .environment import child_command, make_environment
+from .environment import child_command, make_environment, num_values
 from .session import Record, Request, Run, serve
 
 VERSION = "0.32.0"
@@ -27,9 +27,8 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
 
 
 def weight_bytes(model: Path, variant: str) -> int:
-    """Return the bytes of the model's weights as they are held in memory, from a float32 checkpoint."""
-    stored = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    return stored if variant == "float32" else stored // 2
+    """Return the bytes of the model's weights as they are held in memory."""
+    return num_values(model) * {"float32": 4, "bfloat16": 2}[variant]
 
 
 def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from peer import driver
+from peer.variants import Variant, all_variants, chosen
 from runs import PEAKS, WORKLOAD
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -35,8 +37,8 @@ def module(name: str, *variants: str, broken: bool = False) -> ModuleType:
     return made  # type: ignore[no-any-return]
 
 
-def variants(*modules: ModuleType) -> list[driver.Variant]:
-    return [driver.Variant(m, name) for m in modules for name in m.VARIANTS]
+def variants(*modules: ModuleType) -> list[Variant]:
+    return [Variant(m, name) for m in modules for name in m.VARIANTS]
 
 
 def settings(work: Path, tests: tuple[str, ...] = ("single", "conc16")) -> driver.Settings:
@@ -116,20 +118,61 @@ def test_an_engine_that_would_not_fit_into_memory_is_not_started(tmp_path: Path)
     assert not run.sessions
 
 
+def test_with_reload_one_engine_alone_is_there(tmp_path: Path) -> None:
+    there: list[list[str]] = []
+    settled = dataclasses.replace(settings(tmp_path), reload=True)
+    with driver.Driver(settled, lambda text: None) as run:
+
+        def peaks() -> dict[str, Any]:
+            there.append([v.label for v in run.sessions])
+            return PEAKS
+
+        run.prepare(variants(module("one", "ok"), module("two", "ok", "short")))
+        assert not run.sessions
+        for round_idx in range(2):
+            run.round(round_idx, peaks, starts=True)
+    order = [(s["round"], s["test"], s["engine"]) for s in run.samples]
+    tests = ("start", "single", "conc16")
+    assert order == [
+        *((0, test, "One ok") for test in tests),
+        *((0, test, "Two ok") for test in tests),
+        *((1, test, "Two ok") for test in tests),
+        *((1, test, "One ok") for test in tests),
+    ]
+    assert max(len(labels) for labels in there) == 1
+    # One for the start, one for each test.
+    assert there[:3] == [[], ["One ok"], ["One ok"]]
+    assert list(run.failures) == ["Two short"]
+    assert sorted(run.outputs) == ["One ok", "Two ok"]
+
+
+def test_a_start_asks_for_ids_that_no_round_asks_for() -> None:
+    started = WORKLOAD.requests("single", driver._START_ROUND)[0]["prompt_ids"]
+    ran = [WORKLOAD.requests("single", idx)[0]["prompt_ids"] for idx in range(100)]
+    assert started not in ran
+
+
 def test_this_machine_says_how_much_memory_is_left() -> None:
     assert 0 < driver.available_memory() < 1 << 50
 
 
 def test_variants_are_chosen_by_module_or_name() -> None:
     everything = variants(module("one", "fp32", "int8"), module("two", "q8_0"))
-    assert driver.chosen(everything, "") == everything
-    assert [v.slug for v in driver.chosen(everything, "two,one:int8")] == ["one:int8", "two:q8_0"]
+    assert chosen(everything, None) == everything
+    assert [v.slug for v in chosen(everything, "two,one:int8")] == ["one:int8", "two:q8_0"]
+    assert [v.slug for v in chosen(everything, " two , one:int8,")] == ["one:int8", "two:q8_0"]
     with pytest.raises(SystemExit, match=r"no variant 'one:q8_0'; there are one:fp32, one:int8, two:q8_0"):
-        driver.chosen(everything, "one:q8_0")
+        chosen(everything, "one:q8_0")
+
+
+@pytest.mark.parametrize("wanted", ["", ",", " "])
+def test_a_list_without_names_chooses_nothing(wanted: str) -> None:
+    with pytest.raises(SystemExit, match="names no variant; there are one:fp32"):
+        chosen(variants(module("one", "fp32")), wanted)
 
 
 def test_every_module_has_what_the_driver_calls() -> None:
-    found = driver.all_variants()
+    found = all_variants()
     assert len({v.slug for v in found}) == len(found)
     assert len({v.label for v in found}) == len(found)
     for v in found:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from peer import ctranslate2, llama_cpp, ort_genai, vllm_cpu
-from peer.environment import converted
+from peer import ctranslate2, llama_cpp, ort_genai, transformers, vllm_cpu
+from peer.environment import converted, num_values, run_logged
+from peer.session import process_tree
 
 REQUEST = {"prompt_ids": [5, 6, 7], "output_len": 2}
 
@@ -76,9 +80,20 @@ def test_the_float_table_beside_int8_weights_is_not_counted(tmp_path: Path) -> N
     assert ort_genai.weight_bytes(tmp_path, "int4") == 1000
 
 
-def test_vllm_holds_a_checkpoint_at_half_its_size_in_bfloat16(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(4096))
-    assert vllm_cpu.weight_bytes(tmp_path, "float32") == 2 * vllm_cpu.weight_bytes(tmp_path, "bfloat16")
+def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
+    header = {"__metadata__": {"format": "pt"}} | {
+        name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def test_weights_are_counted_by_their_number_whatever_the_file_holds_them_in(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model-1.safetensors", {"a": [4, 8], "b": [8]})
+    write_safetensors(tmp_path / "model-2.safetensors", {"c": [2, 5]})
+    assert num_values(tmp_path) == 50
+    assert vllm_cpu.weight_bytes(tmp_path, "float32") == transformers.weight_bytes(tmp_path, "fp32") == 200
+    assert vllm_cpu.weight_bytes(tmp_path, "bfloat16") == transformers.weight_bytes(tmp_path, "bf16") == 100
 
 
 def test_the_end_token_is_one_that_texts_do_not_hold() -> None:
@@ -97,3 +112,65 @@ def test_what_was_converted_with_other_settings_is_converted_again(tmp_path: Pat
     for key in ("1 int8", "1 int8", "2 int8"):
         assert converted(out, key, convert) == out
     assert len(made) == 2
+
+
+def test_a_model_that_would_fill_the_disk_is_not_converted(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(
+        RuntimeError, match=r"m takes about .* GB are free on the disk .* leave it out with --variants"
+    ):
+        converted(tmp_path / "m", "1", lambda: pytest.fail("converted"), size=free)
+
+
+def test_a_conversion_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
+    out = tmp_path / "m"
+
+    def convert() -> None:
+        out.write_text("weights")
+
+    def interrupted() -> None:
+        out.write_text("half")
+        raise KeyboardInterrupt
+
+    converted(out, "1", convert)
+    with pytest.raises(KeyboardInterrupt):
+        converted(out, "2", interrupted)
+    converted(out, "1", convert)
+    assert out.read_text() == "weights"
+
+
+def test_an_interrupted_step_ends_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    pids: list[int] = []
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if pids:
+            return real(process, timeout)
+        while len(process_tree(process.pid)) < 2:
+            time.sleep(0.01)
+        pids.extend(process_tree(process.pid))
+        raise KeyboardInterrupt
+
+    real = subprocess.Popen.wait
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_logged([sys.executable, "-c", code], tmp_path / "log")
+    deadline = time.monotonic() + 60
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; not one that has ended and waits to be asked for its code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_step_that_fails_says_so(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        run_logged([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")

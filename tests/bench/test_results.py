@@ -113,21 +113,46 @@ def test_a_goal_beside_the_best_peer_of_its_bits() -> None:
     assert verdict is not None and verdict["peer"] == "llama.cpp q4_0" and verdict["got"] == 2.0
 
 
-def test_a_goal_beside_all_peers() -> None:
+def test_a_goal_without_a_precision_takes_the_best_of_both_sides() -> None:
     verdict = goals.judge(goal("16 at once: generated tokens/s"), results(SPEEDS))
-    assert verdict is not None and verdict["peer"] == "llama.cpp q4_0"
-    # 200/150, 220/165, 180/90: each round beside the same round.
-    assert verdict["got"] == pytest.approx(4 / 3)
+    assert verdict is not None
+    assert (verdict["ours"], verdict["value"]) == ("plansmith int4", 300.0)
+    assert (verdict["peer"], verdict["peer_value"]) == ("llama.cpp q4_0", 150.0)
+    # 300/150, 330/165, 270/90: each round beside the same round.
+    assert (verdict["got"], verdict["low"], verdict["high"]) == (2.0, 2.0, 3.0)
     assert not verdict["met"]
-    assert report.distance(verdict) == pytest.approx(5 / 9)
+    assert report.distance(verdict) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ours", "peer"),
+    [
+        (
+            {"plansmith int8": [5.0], "plansmith int4": [4.0], "x q4_0": [1.0], "x q8_0": [2.0]},
+            "int8",
+            "x q8_0",
+        ),
+        ({"plansmith int8": [1.0], "plansmith int8-avx2": [9.0], "x q8_0": [2.0]}, "int8", "x q8_0"),
+        ({"plansmith bf16": [9.0], "plansmith int8": [1.0], "x f32": [2.0]}, "bf16", "x f32"),
+    ],
+)
+def test_the_best_of_ours_is_of_any_precision_but_with_all_kernels(
+    speeds: dict[str, list[float]], ours: str, peer: str
+) -> None:
+    for test in ("prefill", "conc16", "shared16"):
+        (found,) = [g for g in goals.GOALS if g.test == test and g.ratio and "tokens_per_s" in g.metric]
+        verdict = goals.judge(found, results(speeds))
+        assert verdict is not None
+        assert (verdict["ours"], verdict["peer"]) == (f"plansmith {ours}", peer)
 
 
 def test_a_goal_where_less_is_better() -> None:
     verdict = goals.judge(goal("16 at once: mean TTFT"), results(SPEEDS))
     assert verdict is not None and verdict["peer"] == "llama.cpp q4_0"
-    assert verdict["got"] == pytest.approx(0.75)
-    assert not verdict["met"] and not verdict["at_least"]
-    assert report.distance(verdict) == pytest.approx(0.5)
+    assert (verdict["ours"], verdict["value"], verdict["peer_value"]) == ("plansmith int4", 1 / 300, 1 / 150)
+    assert verdict["got"] == pytest.approx(0.5)
+    assert verdict["met"] and not verdict["at_least"]
+    assert report.distance(verdict) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(("peak", "met"), [(641e6, True), (642e6, False)])
@@ -169,7 +194,10 @@ def test_the_report_holds_every_engine_and_goal() -> None:
         "| llama.cpp q8_0 | 100 (100-100, n=3) | 0.010 (0.010-0.010, n=3) | 25% | 50% | 3.00 x | 2.00 x |"
         in text
     )
-    assert "not met: 56% off" in text
+    assert (
+        "| plansmith int4 | 300 | llama.cpp q4_0 | 150 | >= 3.00 x | 2.00 x (2.00-3.00) | not met: 33% off |"
+        in text
+    )
     assert "| vLLM float32 | it did not start; see x.log |" in text
     assert "other processes took 0.25 cores" in text
     for verdict in verdicts:
