@@ -215,10 +215,8 @@ def measure(args: argparse.Namespace, run: driver.Driver) -> None:
             keep_partial(args, run)
 
 
-def main() -> None:
-    """Run the rounds and print the report; exit with 1 where nothing could be measured."""
-    args = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that sessions are ended on the way out
+def run_all(args: argparse.Namespace) -> None:
+    """Install what is asked for, run the rounds and print the report; exit with 1 where nothing could be measured."""
     check_plansmith()
     with driver.Driver(settings_of(args, checkpoint(args.model)), driver.say) as run:
         if args.install:
@@ -234,8 +232,15 @@ def main() -> None:
         store(args, text, values)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run as the command line says; sessions are ended on every way out, Ctrl-C and SIGTERM among them."""
+    args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        main()
+        run_all(args)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

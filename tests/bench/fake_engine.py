@@ -2,7 +2,8 @@
 
     python fake_engine.py <how>
 
-how : ok | dies | hangs | refuses | short | repeats | spins; the others than `ok` are what goes wrong
+how : ok | dies | hangs | stalls | refuses | short | repeats | spins; the others than `ok` are what goes wrong. `stalls`
+      hangs at 16 requests, with a process of its own below it. What precedes a dash is ignored: int8-ok is as ok
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ def load(how: str):  # type: ignore[no-untyped-def]
     if how == "spins":
         threading.Thread(target=spin, daemon=True).start()
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    if how == "stalls":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
     def run(requests: list[Request], record: Record) -> None:
         print("and chats while it runs")
-        if how == "hangs":
+        if how == "hangs" or (how == "stalls" and len(requests) == 16):
             time.sleep(600)
         if how == "refuses":
             raise ValueError("too many tokens")
@@ -48,4 +51,4 @@ def load(how: str):  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1]), "1.0")
+    serve(lambda: load(sys.argv[1].rpartition("-")[2]), "1.0")

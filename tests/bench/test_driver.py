@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,32 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from fake_peer import module, variants
 from peer import driver
-from peer.variants import Variant, all_variants, chosen
+from peer.variants import all_variants, chosen
 from runs import PEAKS, WORKLOAD
-
-FAKE = Path(__file__).with_name("fake_engine.py")
-
-
-def module(name: str, *variants: str, broken: bool = False) -> ModuleType:
-    """Return a peer's module whose variants behave as fake_engine.py's word of that name."""
-
-    def install(work: Path, log: Path) -> None:
-        if broken:
-            raise KeyError("no such package")
-
-    made: Any = ModuleType(f"peer.{name}")
-    made.NAME = name.capitalize()
-    made.VARIANTS = variants
-    made.install = install
-    made.convert = lambda checkpoint, work, variant: checkpoint
-    made.weight_bytes = lambda model, variant: 1000
-    made.command = lambda work, checkpoint, variant, threads: [sys.executable, str(FAKE), variant]
-    return made  # type: ignore[no-any-return]
-
-
-def variants(*modules: ModuleType) -> list[Variant]:
-    return [Variant(m, name) for m in modules for name in m.VARIANTS]
 
 
 def settings(work: Path, tests: tuple[str, ...] = ("single", "conc16")) -> driver.Settings:
