@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CheckpointError, ShapeError
+from .file_kind import no_file
 from .lora import LoraAdapter, LoraMatrix, LoraModule, Widths, make_adapter
 
 CONFIG_NAME = "model.lora_config.npy"
@@ -106,11 +107,9 @@ def _modules_of_row(row: list[int], values: NDArray[Any], widths: Widths, where:
 
 def _load(path: Path) -> NDArray[Any]:
     try:
+        if (wrong := no_file(path)) is not None:  # a pipe would never end
+            raise CheckpointError(f"{path}: {wrong}; an adapter has {CONFIG_NAME} and {WEIGHTS_NAME}")
         array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: is missing; an adapter has {CONFIG_NAME} and {WEIGHTS_NAME}"
-        ) from None
     except (OSError, ValueError, EOFError) as error:
         raise CheckpointError(
             f"{path}: is no .npy file of numbers ({error}); convert the adapter again"

@@ -19,6 +19,7 @@ from typing import Any
 
 from . import manifest_fields as read
 from .errors import EngineFileError
+from .file_kind import MISSING, no_file
 from .manifest_entries import (
     CheckpointEntry,
     DraftEntry,
@@ -79,9 +80,7 @@ class Manifest(Fields):
     def path(self, entry: FileEntry) -> pathlib.Path:
         """Return where a file of this engine is; EngineFileError if a symbolic link leads out of the directory."""
         path = self.root / entry.path
-        real = pathlib.Path(
-            os.path.realpath(path)
-        )  # a loop of links ends in itself, and is_file says no later
+        real = pathlib.Path(os.path.realpath(path))  # a loop of links ends in itself, and no_file says so
         if not real.is_relative_to(os.path.realpath(self.root)):
             raise EngineFileError(
                 f"{entry.path} of {self.root} leads outside the engine directory (to {real}); "
@@ -168,9 +167,10 @@ class Manifest(Fields):
         """Check one file, as check_files does."""
         path = self.path(entry)
         try:
-            size = path.stat().st_size if path.is_file() else None
-            if size is None:
-                raise EngineFileError(f"{what} {entry.path} is missing in {self.root}; {fix}")
+            if (wrong := no_file(path)) is not None:
+                where = f"{entry.path} {wrong} in {self.root}" if wrong == MISSING else f"{path} {wrong}"
+                raise EngineFileError(f"{what} {where}; {fix}")
+            size = path.stat().st_size
             if size != entry.size:
                 raise EngineFileError(
                     f"{what} {path} has {size} bytes, manifest.json says {entry.size}: it was cut short or "
@@ -221,8 +221,11 @@ def load_manifest(engine_dir: str | pathlib.Path) -> Manifest:
     root = pathlib.Path(engine_dir)
     path = root / MANIFEST_NAME
     try:
-        if not path.is_file():
+        wrong = no_file(path)
+        if wrong == MISSING:
             raise EngineFileError(_not_an_engine(root))
+        if wrong is not None:
+            raise EngineFileError(f"{path} {wrong}; copy the engine again, or build it again")
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise EngineFileError(
                 f"{path} is larger than {MAX_MANIFEST_BYTES} bytes, so no manifest; build the engine again"

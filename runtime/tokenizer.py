@@ -13,6 +13,7 @@ import tokenizers
 from .chat import ChatTemplate
 from .detokenizer import Detokenizer, StageMaker, stage_makers, token_bytes
 from .errors import EngineFileError, InvalidArgumentError, UnsupportedError
+from .file_kind import MISSING, no_file
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 # Characters: a longer text is encoded without Python's lock, so that other threads go on meanwhile.
@@ -60,8 +61,8 @@ class Tokenizer:
         raises EngineFileError when tokenizer.json is missing or a file is damaged
         """
         directory = Path(directory)
-        paths = [directory / name for name in FILES if (directory / name).is_file()]
         try:
+            paths = [path for name in FILES if _is_file(path := directory / name)]
             return cls.from_files({path.name: path.read_bytes() for path in paths}, str(directory))
         except OSError as error:
             raise EngineFileError(
@@ -182,6 +183,13 @@ def _token_text(value: Any) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
+
+
+def _is_file(path: Path) -> bool:
+    wrong = no_file(path)
+    if wrong not in (None, MISSING):
+        raise EngineFileError(f"{path} {wrong}; copy the tokenizer again, or build the engine again")
+    return wrong is None
 
 
 def _default_template(config: Mapping[str, Any]) -> str | None:

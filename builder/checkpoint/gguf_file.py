@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.errors import CheckpointError
+from ...runtime.file_kind import no_file
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -43,6 +44,8 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         try:
+            if (wrong := no_file(path)) is not None:  # a pipe would never end
+                raise CheckpointError(f"{path}: {wrong}; give a Hugging Face directory or GGUF file")
             self._data = np.asarray(np.memmap(path, np.uint8, "r"))
         except (OSError, ValueError) as e:  # ValueError: an empty file cannot be mapped
             raise CheckpointError(

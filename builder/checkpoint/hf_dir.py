@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError
+from ...runtime.file_kind import no_file
 from ..scheme import Quantization
 from ..spec import DecoderSpec
 from .config import Config
@@ -159,8 +160,8 @@ def _indexed_files(directory: Path, index: Path) -> list[Path]:
             raise CheckpointError(
                 f"{index}: names {name!r}, wanted a .safetensors file of the same directory; download it again"
             )
-        if not (directory / name).is_file():
-            raise CheckpointError(f"{directory / name}: is missing, {index.name} names it; download it again")
+        if (wrong := no_file(directory / name)) is not None:
+            raise CheckpointError(f"{directory / name}: {wrong}, {index.name} names it; download it again")
     return [directory / name for name in names]
 
 
@@ -180,7 +181,7 @@ class HfCheckpoint:
                 f"{directory}: is an adapter (LoRA) without its base model; merge them with peft's merge_and_unload() "
                 "and save the result"
             )
-        if not config_path.is_file():
+        if not config_path.exists():  # what is no regular file, read_json refuses
             raise CheckpointError(
                 f"{directory}: is no checkpoint (it has no config.json); give a Hugging Face directory or a .gguf file"
             )

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.errors import CheckpointError
+from ...runtime.file_kind import no_file
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -58,6 +59,8 @@ class SafetensorsFile:
         self.where = str(path)
         self._path = path
         try:
+            if (wrong := no_file(path)) is not None:  # a pipe would never end
+                raise CheckpointError(f"{path}: {wrong}; {_REDO}")
             size = path.stat().st_size
             with path.open("rb") as file:
                 header, self._data_start = self._read_header(file, size)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import CheckpointError, EngineFileError
+from ...runtime.file_kind import no_file
 from ...runtime.tokenizer import Tokenizer
 
 
@@ -19,14 +20,12 @@ def check_tokenizer(path: Path, vocab_size: int) -> None:
     A table larger than the tokenizer is usual padding.
     """
     try:
-        if not path.is_file():
-            raise FileNotFoundError
+        if (wrong := no_file(path)) is not None:
+            raise CheckpointError(
+                f"{path}: {wrong}; save the tokenizer with transformers (AutoTokenizer.from_pretrained(dir)"
+                ".save_pretrained(dir)), which writes it"
+            )
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: is missing; save the tokenizer with transformers (AutoTokenizer.from_pretrained(dir)"
-            ".save_pretrained(dir)), which writes it"
-        ) from None
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read ({e.strerror}); check its rights") from e
     check_tokenizer_bytes(content, vocab_size, str(path))

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import manifest_fields as read
 from ..errors import EngineFileError, UnsupportedError
+from ..file_kind import no_file
 from ..manifest_fields import Fields
 
 BUNDLE_NAME = "kernels.json"
@@ -263,8 +264,8 @@ def _unique(values: Iterable[Any]) -> bool:
 
 def _read_file(path: pathlib.Path, max_bytes: int) -> bytes:
     try:
-        if not path.is_file():  # a pipe would never end
-            raise EngineFileError(f"{path} is missing; copy the engine again, or {read.REBUILD}")
+        if (wrong := no_file(path)) is not None:  # a pipe would never end
+            raise EngineFileError(f"{path} {wrong}; copy the engine again, or {read.REBUILD}")
         if path.stat().st_size > max_bytes:
             raise EngineFileError(
                 f"{path} has {path.stat().st_size} bytes, more than the {max_bytes} that it can have; {read.REBUILD}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -289,8 +291,27 @@ def test_symbolic_link_out_of_the_directory(
         m.load_manifest(root).check_files()
     plan.unlink()
     plan.symlink_to(plan)
-    with pytest.raises(EngineFileError, match=r"model\.plan is missing"):
+    with pytest.raises(EngineFileError, match=r"model\.plan is a loop of links"):
         m.load_manifest(root).check_files()
+
+
+def make_fifo(path: pathlib.Path) -> None:
+    os.mkfifo(path)  # opening it would wait for a writer for ever
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(pathlib.Path.mkdir, "is a directory, not a file"), (make_fifo, "is a FIFO, not a file")],
+)
+@pytest.mark.parametrize("name", [m.MANIFEST_NAME, "targets/cpu/model.plan", "tokenizer/tokenizer.json"])
+def test_what_is_no_file_is_called_by_what_it_is(
+    root: pathlib.Path, name: str, make: Callable[[pathlib.Path], None], words: str
+) -> None:
+    (root / name).unlink()
+    make(root / name)
+    with pytest.raises(EngineFileError, match=words) as error:
+        m.load_manifest(root).check_files()
+    assert str(root / name) in str(error.value) and "missing" not in str(error.value)
 
 
 SAMPLE_ROOT = pathlib.Path("/engine")

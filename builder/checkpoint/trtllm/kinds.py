@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....runtime.errors import CheckpointError
+from ....runtime.file_kind import no_file
 
 _REMEDY = (
     "compiled for one GPU and one version and of no use to others; give the checkpoint it was built from (the "
@@ -33,6 +34,8 @@ def is_trtllm_checkpoint(directory: Path) -> bool:
     Its config.json names one `architecture`, where Hugging Face has model_type and a list `architectures`.
     """
     try:
+        if no_file(directory / "config.json") is not None:  # a pipe would never end
+            return False
         data = json.loads((directory / "config.json").read_bytes().decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return False

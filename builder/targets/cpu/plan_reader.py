@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ....runtime.errors import EngineFileError
+from ....runtime.file_kind import no_file
 from . import packing
 from .plan_file import (
     FORMAT_VERSION,
@@ -87,10 +88,8 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
-            raise EngineFileError(
-                f"{path}: there is no such plan file; build the engine or give another path"
-            )
+        if (wrong := no_file(path)) is not None:
+            raise EngineFileError(f"{path}: {wrong}; build the engine or give another path")
         size = path.stat().st_size
         if size < HEADER.itemsize:
             raise self.fail(f"{size} bytes are fewer than the header's {HEADER.itemsize}")

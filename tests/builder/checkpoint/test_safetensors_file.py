@@ -85,8 +85,9 @@ def test_errors_before_the_header(content: bytes, words: list[str], tmp_path: Pa
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.safetensors", tmp_path):
-        with pytest.raises(CheckpointError, match="cannot be read"):
+    cases = {tmp_path / "none.safetensors": "is missing", tmp_path: "is a directory, not a file"}
+    for path, words in cases.items():
+        with pytest.raises(CheckpointError, match=words):
             SafetensorsFile(path)
 
 

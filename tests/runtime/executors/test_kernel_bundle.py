@@ -181,7 +181,7 @@ def test_files_are_compared(root: pathlib.Path) -> None:
     with pytest.raises(EngineFileError, match=r"draw.sm80.cubin is missing"):
         kb.load(root, 80)
     os.mkfifo(path)
-    with pytest.raises(EngineFileError, match=r"draw.sm80.cubin is missing"):
+    with pytest.raises(EngineFileError, match=r"draw.sm80.cubin is a FIFO"):
         kb.load(root, 80)
 
 

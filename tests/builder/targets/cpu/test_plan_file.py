@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plansmith.builder.targets.cpu import plan_file, plan_reader, plan_writer
 from plansmith.builder.targets.cpu.plan_file import (
+    F8_STEP,
     DType,
     KvFormat,
     Layout,
@@ -56,6 +57,10 @@ ENUMS = {
     "kInputInt8Row": LinearInput.INT8_ROW,
     "kInputInt8Group": LinearInput.INT8_GROUP,
     "kInputInt8Static": LinearInput.INT8_STATIC,
+    "kInputF8Row": LinearInput.F8_ROW,
+    "kInputF8Group": LinearInput.F8_GROUP,
+    "kInputF8Static": LinearInput.F8_STATIC,
+    "kF8Step": F8_STEP,
     "kRoundInt8": RoundFormat.INT8,
     "kRoundF8": RoundFormat.F8,
     "kRoundF4": RoundFormat.F4,
@@ -183,7 +188,7 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(EngineFileError, match=message):
             plan_reader.read_plan(path)
-    with pytest.raises(EngineFileError, match="no such plan file"):
+    with pytest.raises(EngineFileError, match="absent: is missing"):
         plan_reader.read_plan(tmp_path / "absent")
 
 
