@@ -65,10 +65,18 @@ uint64_t AvailableBytes() {
   return std::min(available, limit - std::min(limit, used));
 }
 
+// What a path is that is no regular file.
+const char* KindOf(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  return "a device";
+}
+
 }  // namespace
 
 PlanMemory::PlanMemory(const std::string& path, size_t min_bytes, WeightsIn weights)
-    : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    // Without O_NONBLOCK the open of a FIFO waits for a writer; a regular file ignores it.
+    : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (fd_ < 0) {
     throw StatusError(PSM_ERROR_ENGINE_FILE,
                       Format("cannot open the plan %s: %s; give the path of targets/cpu/model.plan",
@@ -76,7 +84,10 @@ PlanMemory::PlanMemory(const std::string& path, size_t min_bytes, WeightsIn weig
   }
   try {
     struct stat info;
-    if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) FailPlan(path, "is not a regular file");
+    if (fstat(fd_, &info) != 0) FailPlan(path, Format("cannot be read: %s", strerror(errno)));
+    if (!S_ISREG(info.st_mode)) {
+      FailPlan(path, Format("is %s, not a regular file", KindOf(info.st_mode)));
+    }
     bytes_ = static_cast<size_t>(info.st_size);
     if (bytes_ < min_bytes) {
       FailPlan(path, Format("has %zu bytes, a plan's header alone has %zu", bytes_, min_bytes));

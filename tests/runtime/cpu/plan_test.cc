@@ -3,6 +3,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -337,6 +338,19 @@ void CheckFileRules() {
   CheckRefused(file, cut, "with all of it in the file's data");
 }
 
+// What is no file is refused by what it is, and a FIFO that nobody writes to is not waited for.
+void CheckKinds() {
+  const TempFile file;
+  const std::string& path = file.path();
+  CHECK(unlink(path.c_str()) == 0 && mkfifo(path.c_str(), 0600) == 0);
+  CHECK(OpenError(path, WeightsIn::kMapped).find("is a FIFO, not a regular file") !=
+        std::string::npos);
+  CHECK(unlink(path.c_str()) == 0 && mkdir(path.c_str(), 0700) == 0);
+  CHECK(OpenError(path, WeightsIn::kMapped).find("is a directory") != std::string::npos);
+  CHECK(rmdir(path.c_str()) == 0);
+  CHECK(OpenError("/dev/null", WeightsIn::kMapped).find("is a device") != std::string::npos);
+}
+
 // Bytes of the whole file as `plan` has them.
 std::vector<uint8_t> BytesOf(const Plan& plan) {
   return {plan.at(0), plan.at(0) + plan.header().file_bytes};
@@ -472,6 +486,7 @@ void Mutate(int count, uint64_t seed) {
 int main(int argc, char** argv) {
   CheckRules();
   CheckFileRules();
+  CheckKinds();
   CheckReading();
   Mutate(argc > 1 ? atoi(argv[1]) : 4000, argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
   return 0;
