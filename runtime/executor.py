@@ -179,7 +179,7 @@ class Executor:
         """Return what each op took so far, from any thread; raises UnsupportedError where no profile is kept."""
         if not self.can("profile"):
             raise UnsupportedError(
-                "the executor keeps no profile; make the cpu executor with profile=True (others have none)"
+                "the executor keeps no profile; make it with cpu_executor(..., profile=True) (others have none)"
             )
         return read_profile(
             lambda ops, capacity, num: self.struct.profile(self.struct.self, ops, capacity, num)
@@ -330,6 +330,8 @@ def cpu_executor(
     """
     if weights not in _WEIGHTS:
         raise InvalidArgumentError(f"weights is {weights!r}, it must be one of {', '.join(_WEIGHTS)}")
+    if profile not in (False, True):
+        raise InvalidArgumentError(f"profile is {profile!r}, it must be True or False")
     core = native()
     options = core.ffi.new("psm_cpu_options*")
     core.lib.psm_cpu_options_init(options)

@@ -194,6 +194,11 @@ class NativeEngine:
         """Return what each op of the executor took so far; raises UnsupportedError when it keeps no profile."""
         core = native()
         with self._call() as engine:
+            if not self._executors[0].can("profile"):
+                raise UnsupportedError(
+                    "the engine keeps no profile; open its cpu target with Engine.open(..., profile=True), or give it "
+                    "cpu_executor(..., profile=True) (executors written in Python have none)"
+                )
             return read_profile(
                 lambda ops, capacity, num: int(core.lib.psm_engine_profile(engine, ops, capacity, num))
             )

@@ -86,8 +86,14 @@ def test_without_one_there_is_a_clear_error(tiny_engine: TinyEngine) -> None:
         Engine.from_executor(PythonExecutor(FakeModel())),
     ]
     for engine in engines:
-        with engine, pytest.raises(UnsupportedError, match=r"keeps no profile.*profile = 1"):
+        words = r"keeps no profile; .*Engine\.open\(\.\.\., profile=True\)"
+        with engine, pytest.raises(UnsupportedError, match=words) as error:
             engine.profile()
+        assert "psm_" not in str(error.value) and "--" not in str(
+            error.value
+        )  # C's and the command line's words
+    with pytest.raises(InvalidArgumentError, match="profile is 'yes', it must be True or False"):
+        Engine.open(tiny_engine("llama", "fp32"), profile="yes")  # type: ignore[arg-type]
     executor = cpu_executor(tiny_engine("llama", "fp32") / "targets" / "cpu" / "model.plan")
     with pytest.raises(UnsupportedError, match="profile=True"):
         executor.profile()
