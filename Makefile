@@ -47,7 +47,7 @@ $(VENV)/.made:
 		{ echo "plansmith needs a C++17 compiler and found none; install one, e.g. apt-get install g++"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
-	$(PIP) install 'scikit-build-core>=1.0' 'cmake>=3.18' ninja
+	$(PIP) install 'scikit-build-core>=1.0' 'cffi>=1.16' 'cmake>=3.18' ninja
 	@touch $@
 
 # The package itself, as a wheel would install it, with what building and comparing engines takes.

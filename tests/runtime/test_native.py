@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from plansmith.runtime._native import native
 from plansmith.runtime.executor import Batch, ModelInfo
 from plansmith.runtime.native_engine import EngineOptions
 from plansmith.runtime.sampling import MAX_LOGPROBS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import cdef_module
 
 # What Python settles by itself, before the core is given anything.
 NOT_THE_CORES = {EngineOptions: {"kv_cache_free_gpu_mem_fraction"}}
@@ -103,6 +108,41 @@ def test_a_damaged_library_says_how_to_build(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "plansmith.cdef").write_text((native().directory / "plansmith.cdef").read_text())
     with pytest.raises(errors.UnsupportedError, match="cannot be loaded"):
         native.__wrapped__()
+
+
+def test_declarations_are_the_same_parsed_when_built_or_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = native().directory
+    library = _native._LIBRARY_NAMES.get(sys.platform, "libplansmith.so")
+    for name in (library, "plansmith.cdef"):
+        (tmp_path / name).symlink_to(directory / name)
+    monkeypatch.setenv("PLANSMITH_LIBRARY", str(tmp_path))
+    parsed_now = native.__wrapped__()
+    cdef_module.main(str(directory / "plansmith.cdef"), str(tmp_path / "plansmith_cdef.py"))
+    parsed_before = native.__wrapped__()
+    assert type(parsed_now.ffi) is not type(parsed_before.ffi)
+    assert layout(parsed_now) == layout(parsed_before) == layout(native())
+    assert dir(parsed_now.lib) == dir(parsed_before.lib)
+
+
+def layout(core: _native.Native) -> dict[str, object]:
+    """Return the names, types and offsets of all structs' fields, and what each function is."""
+
+    def kind(ctype: object) -> str:
+        return str(ctype).replace("struct ", "")
+
+    structs = [name for name in core.ffi.list_types()[0] if core.ffi.typeof(name).kind == "struct"]
+    fields = {
+        name: [(field, kind(one.type), one.offset) for field, one in core.ffi.typeof(name).fields]
+        for name in structs
+        if name != "psm_engine"  # opaque
+    }
+    members = {name: getattr(core.lib, name) for name in dir(core.lib)}
+    functions = {
+        name: one if isinstance(one, int) else kind(core.ffi.typeof(one)) for name, one in members.items()
+    }
+    return {**fields, **functions}
 
 
 @pytest.mark.parametrize("version", [0, 1, 999, 2000, 2001])
