@@ -182,22 +182,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", default="", help="plansmith and names of peers, comma-separated; all by default"
-    )
+    parser.add_argument("--only", help="plansmith and names of peers, comma-separated; all by default")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--groups", action="store_true", help="plansmith with other groups of columns too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "peers")
     parser.add_argument("--store", action="store_true")
     args = parser.parse_args()
-    names = set(args.only.split(",")) - {""}
-    unknown = names - {"plansmith", *PEERS}
-    if unknown:
-        raise SystemExit(f"--only {','.join(sorted(unknown))}: there are plansmith, {', '.join(PEERS)}")
+    there = ("plansmith", *PEERS)
+    names = there if args.only is None else tuple(n.strip() for n in args.only.split(",") if n.strip())
+    unknown = [name for name in names if name not in there]
+    if unknown or not names:
+        parser.error(f"--only {','.join(unknown) or repr(args.only)}: there are {', '.join(there)}")
+    if args.tokens < WINDOW:
+        parser.error(f"--tokens {args.tokens}: at least a window of {WINDOW}")
+    if args.threads < 1:
+        parser.error(f"--threads {args.threads}: at least 1")
     results = measure(
         common.demo_checkpoint(),
-        lambda name: not names or name in names,
+        lambda name: name in names,
         args.tokens,
         args.groups,
         args.work,

@@ -153,6 +153,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if not (args.tokenizer / "tokenizer.json").exists():
+        parser.error(
+            f"--tokenizer {args.tokenizer}: no tokenizer.json there; give the folder of a checkpoint"
+        )
+    if args.seed < 0:
+        parser.error(f"--seed {args.seed}: at least 0")
     write_checkpoint(args.output, args.shape, args.tokenizer, args.seed)
     size = (args.output / "model.safetensors").stat().st_size
     print(f"{args.output}: {args.shape}, {size / 2e9:.2f} billion parameters")

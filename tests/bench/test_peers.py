@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from peer import ctranslate2, llama_cpp, ort_genai, transformers, vllm_cpu
+import random_checkpoint
+from peer import ctranslate2, llama_cpp, ort_genai, plansmith, transformers, vllm_cpu
 from peer.environment import converted, num_values, run_logged
 from peer.session import process_tree
+from tiny_models import write_tokenizer
 
 REQUEST = {"prompt_ids": [5, 6, 7], "output_len": 2}
 
@@ -174,3 +177,30 @@ def alive(pid: int) -> bool:
 def test_a_step_that_fails_says_so(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
         run_logged([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log")
+
+
+def test_an_engine_that_cannot_be_added_to_is_built_again(tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 1):
+        tokenizer = tmp_path / str(seed) / "tokenizer"
+        tokenizer.mkdir(parents=True)
+        write_tokenizer(tokenizer)
+        folders.append(tmp_path / str(seed) / "tiny")
+        random_checkpoint.write_checkpoint(folders[-1], "tiny", tokenizer, seed)
+    one, other = folders
+
+    def build(checkpoint: Path) -> tuple[Path, bytes]:
+        engine = plansmith.convert(checkpoint, tmp_path, "int8")
+        return engine / "manifest.json", (engine / "targets" / "cpu" / "model.plan").read_bytes()
+
+    manifest, plan = build(one)
+    # As a version left it whose manifest cannot be read any more; then an engine of another model of the same name.
+    manifest.write_text("{}")
+    (manifest.parent / "targets" / "cpu" / "model.plan").write_bytes(b"old" + plan[3:])
+    assert build(one) == (manifest, plan)
+    assert build(other)[1] != plan
+
+
+def test_a_build_that_fails_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        plansmith.convert(tmp_path / "none", tmp_path, "int8")
