@@ -219,7 +219,7 @@ def guarded(body: Callable[..., T], as_json: bool) -> Callable[..., T]:
 
 def _report(error: Exception, as_json: bool) -> None:
     """Print what went wrong."""
-    text = _sentence(error)
+    text = error_sentence(error)
     print(f"plansmith: {text}", file=sys.stderr)
     if isinstance(error, BuildError):
         for line in error.log_lines[-8:]:
@@ -237,7 +237,8 @@ def _print_error(kind: str, text: str) -> None:
         print(json.dumps({"error": {"kind": kind, "message": text}}))
 
 
-def _sentence(error: Exception) -> str:
+def error_sentence(error: Exception) -> str:
+    """Return an error as one sentence for people, with what to do."""
     if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):

@@ -1,23 +1,20 @@
-"""A profile of the cpu target for people: ops of all layers together, beside what the machine could do at most."""
+"""A profile of the cpu target: ops of all layers together, beside what the machine could do at most."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..runtime.profile import ARITHMETICS, CpuPeaks, OpProfile
+from ..runtime.profile import CpuPeaks, OpProfile, best_peaks
 from ..runtime.stats import EngineStats
+from ._profile_warnings import ProfileWarning, differing_peaks, impossible_times
 
 _LAYER = re.compile(r"\b(layers?|blocks?|h)\.\d+\.")
 # An op that counts nothing, such as adapters where no request has one, is shown from this share of a step on.
 _LEAST_SHARE = 1e-3
-UNITS = {"f32": "GFLOP/s", "int8": "GOP/s", "bf16": "GFLOP/s"}
-_STEP_TEXTS = {
-    "decode": "Decode steps: one new token a sequence",
-    "context": "Context steps: prompts, or drafts to verify",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +25,7 @@ class OpGroup:
     num_ops : how many of the plan
     ran_ns, waited_ns : running, and waiting behind them for other threads
     least_ns : what bytes and operations take at the machine's peaks, op by op
+    certain_ns : the part of it that no cache shortens: operations, and the bytes of weights
     """
 
     name: str
@@ -45,6 +43,7 @@ class OpGroup:
     activation_bytes: int
     operations: int
     least_ns: float
+    certain_ns: float
 
     @property
     def time_ns(self) -> int:
@@ -109,60 +108,60 @@ class StepProfile:
 class EngineProfile:
     """What was measured: the machine's peaks, the steps of each kind, and the core outside its executor.
 
+    measured : the machine's peaks, as often as they were measured: before the run, and behind it
+    num_threads : of the engine; the peaks' own number is less where these are more than the process has cores
     outside_ns : scheduling, packing, sampling, events, while there was work; draft models and copies of blocks beside
         it in draft_ns and copy_ns
     """
 
-    peaks: CpuPeaks
+    measured: tuple[CpuPeaks, ...]
+    num_threads: int
     steps: tuple[StepProfile, ...]
     outside_ns: int
     draft_ns: int
     copy_ns: int
 
+    @functools.cached_property
+    def peaks(self) -> CpuPeaks:
+        """What the machine can do at most."""
+        return best_peaks(self.measured)
+
+    @functools.cached_property
+    def warnings(self) -> tuple[ProfileWarning, ...]:
+        """What makes the shares of the roofline doubtful."""
+        return (*differing_peaks(self.measured), *impossible_times(self.steps))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON: times in microseconds, all per step but the counts."""
+        """Return it for JSON, as docs/serving.md describes it: times in microseconds, all per step but the counts."""
         return {
+            "num_threads": self.num_threads,
             "peaks": dataclasses.asdict(self.peaks),
+            "peaks_measured": [dataclasses.asdict(one) for one in self.measured],
+            "warnings": [dataclasses.asdict(one) for one in self.warnings],
             "steps": [_step_dict(step) for step in self.steps],
             "outside_executor_ms": self.outside_ns / 1e6,
             "drafting_ms": self.draft_ns / 1e6,
             "copying_ms": self.copy_ns / 1e6,
         }
 
-    def lines(self) -> Iterator[str]:
-        """Yield it as text, a table for each kind of step."""
-        peaks = self.peaks
-        known = [name for name in ARITHMETICS if peaks.ops_per_s(name)]
-        rates = "".join(f", {name} {peaks.ops_per_s(name) / 1e9:.0f} {UNITS[name]}" for name in known)
-        yield (
-            f"This machine at most ({peaks.num_threads} threads): read {peaks.read_bytes_per_s / 1e9:.1f} GB/s{rates}"
-        )
-        for step in self.steps:
-            yield ""
-            yield from _step_lines(step)
-        executor_ns = sum(step.time_ns for step in self.steps)
-        yield ""
-        for text, ns in (
-            ("in the executor", executor_ns),
-            ("the core outside it: scheduling, sampling, events", self.outside_ns),
-            ("drafting", self.draft_ns),
-            ("copying blocks", self.copy_ns),
-        ):
-            if ns or text.startswith(("in", "the core")):
-                whole = max(1, executor_ns + self.outside_ns + self.draft_ns + self.copy_ns)
-                yield f"{text:50s}{ns / 1e6:10.1f} ms  {ns / whole:6.1%}"
-
 
 def engine_profile(
-    records: Sequence[OpProfile], peaks: CpuPeaks, before: EngineStats, after: EngineStats
+    records: Sequence[OpProfile],
+    measured: Sequence[CpuPeaks],
+    before: EngineStats,
+    after: EngineStats,
+    num_threads: int = 0,
 ) -> EngineProfile:
     """Return a profile of what came between two moments of an engine, with ops of all layers together.
 
     records : what came between them, as runtime.profile.since returns it
+    measured : the machine's peaks, as often as they were measured
+    num_threads : of the engine; 0 = one a core
     """
     return EngineProfile(
-        peaks,
-        tuple(_step_profiles(records, peaks)),
+        tuple(measured),
+        num_threads or measured[0].num_threads,
+        tuple(_step_profiles(records, best_peaks(measured))),
         after.schedule_time_ns - before.schedule_time_ns,
         after.draft_time_ns - before.draft_time_ns,
         after.copy_time_ns - before.copy_time_ns,
@@ -198,57 +197,13 @@ def _groups(ops: Sequence[OpProfile], peaks: CpuPeaks) -> Iterator[OpGroup]:
             activation_bytes=sum(op.activation_bytes for op in members),
             operations=sum(op.operations for op in members),
             least_ns=sum(1e9 * peaks.least_s(op) for op in members),
+            certain_ns=sum(1e9 * peaks.least_s(_from_memory(op)) for op in members),
         )
 
 
-_COLUMNS = f"{'ops':>5}{'us':>10}{'waiting':>9}{'step':>8}{'MB':>9}{'GB/s':>8}{'MOP':>11}{'GOP/s':>8}{'roofline':>10}"
-
-
-def _step_lines(step: StepProfile) -> Iterator[str]:
-    """Yield the table of one kind of step; times, bytes and operations are those of one step."""
-    width = max(24, *(len(group.label) for group in step.groups)) + 1
-    yield f"{_STEP_TEXTS[step.kind]}. {step.steps} of them, {step.tokens / step.steps:.1f} tokens in each"
-    yield f"{'':{width}s}{_COLUMNS}"
-    for group in step.groups:
-        yield f"{group.label:{width}s}" + _numbers(
-            group.num_ops,
-            group.time_ns,
-            group.waited_ns,
-            step,
-            group.bytes,
-            group.operations,
-            group.roofline_share,
-        )
-    us = step.other_ns / step.steps / 1e3
-    yield f"{'other: waking threads, ...':{width}s}{'':5s}{us:10.1f}{'':9s}{step.other_ns / max(1, step.time_ns):8.1%}"
-    total_bytes = sum(group.bytes for group in step.groups)
-    operations = sum(group.operations for group in step.groups)
-    num_ops = sum(group.num_ops for group in step.groups)
-    share = step.least_ns / max(1, step.time_ns)
-    yield f"{'a step':{width}s}" + _numbers(
-        num_ops, step.time_ns, step.waited_ns, step, total_bytes, operations, share
-    )
-    yield (
-        f"{'of it waiting for threads':{width}s}{'':5s}{step.waited_ns / step.steps / 1e3:10.1f}{'':9s}"
-        f"{step.waited_ns / max(1, step.time_ns):8.1%}"
-    )
-
-
-def _numbers(
-    num_ops: int,
-    time_ns: int,
-    waited_ns: int,
-    step: StepProfile,
-    num_bytes: int,
-    operations: int,
-    roofline: float,
-) -> str:
-    steps, ns = step.steps, max(1, time_ns)
-    return (
-        f"{num_ops:5d}{time_ns / steps / 1e3:10.1f}{waited_ns / steps / 1e3:9.1f}{time_ns / max(1, step.time_ns):8.1%}"
-        f"{num_bytes / steps / 1e6:9.3f}{num_bytes / ns:8.1f}{operations / steps / 1e6:11.3f}{operations / ns:8.1f}"
-        f"{roofline:10.0%}"
-    )
+def _from_memory(op: OpProfile) -> OpProfile:
+    """Return the op with those bytes alone that are in no cache: weights, where the last-level cache has not all."""
+    return dataclasses.replace(op, bytes=op.bytes - op.activation_bytes if op.weights else 0)
 
 
 def _step_dict(step: StepProfile) -> dict[str, Any]:

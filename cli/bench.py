@@ -15,14 +15,16 @@ from rich.table import Table
 
 from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import Error, InvalidArgumentError
-from ..runtime.profile import OpProfile, best_peaks, measure_peaks, since
+from ..runtime.profile import OpProfile, measure_peaks, since
 from ..runtime.prompts import check_lengths
 from ..runtime.stats import EngineStats
 from . import _options as options
-from . import _roofline_plot
+from ._app import error_sentence
 from ._measure import PERCENTILES, Load, run_workload
-from ._output import json_text, print_json
-from ._profile import EngineProfile, engine_profile
+from ._output import print_json
+from ._profile import engine_profile
+from ._profile_files import ProfileFiles
+from ._profile_text import profile_lines
 from ._workload import Work, random_workload, read_workload
 
 # Step records kept for a run; more steps than that only make the means of the last ones.
@@ -77,10 +79,19 @@ def bench(
     ] = False,
     profile_plot: Annotated[
         Path | None,
-        typer.Option("--profile-plot", metavar="FILE.svg", help="Draw the profile as a roofline."),
+        typer.Option(
+            "--profile-plot",
+            metavar="FILE.svg|FILE.png",
+            help="Draw the profile as a roofline to this file; turns --profile on.",
+        ),
     ] = None,
     profile_json: Annotated[
-        Path | None, typer.Option("--profile-json", metavar="FILE", help="Write the profile as JSON.")
+        Path | None,
+        typer.Option(
+            "--profile-json",
+            metavar="FILE",
+            help="Write the profile as JSON to this file; turns --profile on.",
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -92,9 +103,9 @@ def bench(
     --profile measures what the machine can do at most, and notes the time of each op beside the bytes and operations
     it takes; docs/serving.md, Where the time goes, tells how to read it.
     """
-    profile = profile or profile_plot is not None or profile_json is not None
-    if profile_plot is not None:
-        _roofline_plot.pyplot()  # before a long run: it may be missing
+    files = ProfileFiles(profile_plot, profile_json)
+    files.check(workload)
+    profile = profile or bool(files)
     if set_name is not None and workload is None:
         raise InvalidArgumentError("--set names a set of a workload file; give --workload")
     opening = {
@@ -132,33 +143,26 @@ def bench(
             peaks.append(measure_peaks(threads, isa))
         opened = engine.target or target
     result = _result(engine_dir, opened, runs)
+    problems: list[str] = []
     profiled = None
     if peaks:
-        profiled = engine_profile(since(after[0], before[0]), best_peaks(peaks), before[1], after[1])
+        profiled = engine_profile(since(after[0], before[0]), peaks, before[1], after[1], threads)
         result["profile"] = profiled.to_dict()
+        problems += [error_sentence(error) for error in files.write(profiled)]
     print_json(result, indent=None) if as_json else _print_report(result)
-    if profiled is not None:
-        _give_profile(profiled, profile_plot, profile_json, as_text=not as_json)
+    if profiled is not None and not as_json:
+        print("", *profile_lines(profiled), sep="\n")
     failures = [failure for run in runs for failure in run["failures"]]
     if failures:
-        print(f"plansmith: {len(failures)} requests failed; the first: {failures[0]}", file=sys.stderr)
+        problems.append(f"{len(failures)} requests failed; the first: {failures[0]}")
+    for problem in problems:
+        print(f"plansmith: {problem}", file=sys.stderr)
+    if problems:
         sys.exit(1)
 
 
 def _moment(engine: Engine, profile: bool) -> tuple[list[OpProfile], EngineStats]:
     return engine.profile() if profile else [], engine.stats()
-
-
-def _give_profile(
-    profile: EngineProfile, plot: Path | None, json_path: Path | None, *, as_text: bool
-) -> None:
-    if as_text:
-        print()
-        print("\n".join(profile.lines()))
-    if json_path is not None:
-        json_path.write_text(json_text(profile.to_dict(), "utf-8", 2) + "\n", encoding="utf-8")
-    if plot is not None:
-        _roofline_plot.draw_profile(profile, plot)
 
 
 def _check(engine: Engine, works: Sequence[Work]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ __all__ = ["CpuPeaks", "OpProfile", "best_peaks", "measure_peaks", "read_profile
 STEP_KINDS = ("decode", "context")  # PSM_STEPS_...
 ARITHMETICS = ("f32", "int8", "bf16")  # PSM_ARITHMETIC_...
 _BUFFER_TOO_SMALL = 10
+MAX_THREADS = 1024  # of a pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,11 +141,15 @@ def best_peaks(measured: Sequence[CpuPeaks]) -> CpuPeaks:
 def measure_peaks(num_threads: int = 0, isa: str | None = None) -> CpuPeaks:
     """Measure what the cores can do at most; takes about a second.
 
-    num_threads : 0 = one a core
+    num_threads : 0 = one a core; more than this process may use would take each other's time and reach no more, for
+        minutes, so at most one a core measures, and num_threads of the result says how many
     isa : as cpu_executor takes it
     raises InvalidArgumentError, UnsupportedError for an isa that the machine lacks, OutOfMemoryError
     """
     core = native()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if usable < num_threads <= MAX_THREADS:  # beyond that the core refuses it
+        num_threads = usable
     peaks = core.new("psm_cpu_peaks")
     text = core.ffi.NULL if isa is None else core.ffi.new("char[]", isa.encode())
     core.check(core.lib.psm_cpu_measure_peaks(num_threads, text, peaks))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import itertools
 import json
+import os
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plansmith.cli import bench
+from plansmith.cli import _roofline_plot, bench
+from plansmith.cli._files import check_output, whole_file
 from plansmith.cli._profile import EngineProfile, engine_profile
+from plansmith.cli._profile_text import profile_lines
+from plansmith.runtime.errors import InvalidArgumentError
 from plansmith.runtime.profile import CpuPeaks, OpProfile
 from plansmith.runtime.stats import EngineStats
 
@@ -48,7 +53,7 @@ def known() -> EngineProfile:
         op("lm_head", "linear", **product, time_ns=300_000, bytes=2 * 10**6, operations=10**6),
         op("layers.0.o", "lora", calls=10),
     ]
-    return engine_profile(records, PEAKS, stats(schedule_time_ns=5), stats(schedule_time_ns=250_005))
+    return engine_profile(records, [PEAKS], stats(schedule_time_ns=5), stats(schedule_time_ns=250_005))
 
 
 def test_ops_of_all_layers_are_one_line() -> None:
@@ -66,7 +71,7 @@ def test_ops_of_all_layers_are_one_line() -> None:
 
 
 def test_the_table_says_what_a_step_takes() -> None:
-    text = "\n".join(known().lines())
+    text = "\n".join(profile_lines(known()))
     line = next(one for one in text.splitlines() if one.startswith("o, linear int8 8x4"))
     assert line.split()[4:] == ["2", "40.0", "10.0", "40.0%", "0.200", "5.0", "3.100", "77.5", "50%"]
     words = {one.split("  ")[0]: one.split() for one in text.splitlines()}
@@ -141,6 +146,166 @@ def test_without_matplotlib_nothing_is_run(
     monkeypatch.setattr(builtins, "__import__", missing)
     result = plansmith("bench", engine_dir, *FLAGS, "--profile-plot", tmp_path / "p.svg")
     assert result.status == 1 and "pip install 'plansmith[plot]'" in result.err and result.out == ""
+
+
+def peaks(**rates: float) -> CpuPeaks:
+    return dataclasses.replace(PEAKS, **rates)
+
+
+def profile_of(measured: list[CpuPeaks], **fields: Any) -> EngineProfile:
+    """Return a profile of one step of 1 ms with one op of 0.1 ms."""
+    records = [
+        op("", "step", calls=1, rows=1, time_ns=1_000_000),
+        op("layers.0.o", "linear", **({"calls": 1, "time_ns": 100_000} | fields)),
+    ]
+    return engine_profile(records, measured, stats(), stats(), num_threads=2)
+
+
+def test_peaks_that_differ_are_told() -> None:
+    profile = profile_of([PEAKS, peaks(read_bytes_per_s=12.4e9)])
+    assert profile.warnings == () and profile.peaks.read_bytes_per_s == 12.4e9
+    profile = profile_of([PEAKS, peaks(read_bytes_per_s=20e9, int8_ops_per_s=100e9)])
+    (warning,) = profile.warnings
+    assert warning.kind == "peaks_differ"
+    for words in ("read 10 and 20 GB/s", "int8 400 and 100 GOP/s", "run again on a quiet machine"):
+        assert words in warning.text
+    assert "f32" not in warning.text  # which was the same
+    lines = list(profile_lines(profile))
+    assert lines[1] == f"warning: {warning.text}"
+    fields = profile.to_dict()
+    assert fields["warnings"] == [{"kind": "peaks_differ", "text": warning.text}]
+    assert [one["read_bytes_per_s"] for one in fields["peaks_measured"]] == [10e9, 20e9]
+    assert fields["peaks"]["read_bytes_per_s"] == 20e9 and fields["num_threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"operations": 12_000_000}, True),  # 100 GFLOP/s do 10 million in 0.1 ms
+        ({"operations": 10_000_000}, False),
+        ({"bytes": 1_200_000, "weights": "int8"}, True),  # 10 GB/s read 1 MB
+        ({"bytes": 1_200_000, "weights": "int8", "activation_bytes": 300_000}, False),
+        ({"bytes": 1_200_000}, False),  # keys and values, or rows: from a cache
+        ({"operations": 12_000, "time_ns": 100}, False),  # too short to be sure of
+    ],
+)
+def test_what_is_faster_than_the_machine_is_told(fields: dict[str, Any], told: bool) -> None:
+    profile = profile_of([PEAKS], **fields)
+    assert [one.kind for one in profile.warnings] == (["above_peaks"] if told else [])
+    text = "\n".join(profile_lines(profile))
+    assert ("120% of the roofline" in text) == told
+    is_cached = fields.get("bytes", 0) > 0 and not told
+    assert ("that were in caches" in text) == is_cached
+
+
+def test_threads_beyond_the_cores_are_told_and_do_not_measure() -> None:
+    profile = dataclasses.replace(profile_of([peaks(num_threads=1)]), num_threads=64)
+    assert next(profile_lines(profile)) == (
+        "This machine at most (1 thread, one a core that this process may use; the engine has 64): read 10.0 GB/s, "
+        "f32 100 GFLOP/s, int8 400 GOP/s"
+    )
+
+
+BAD_PATHS = [
+    ("--profile-plot", "p.foo", "ends in .foo; give a name that ends in .svg or .png"),
+    ("--profile-plot", "p", "has no ending; give a name that ends in .svg or .png"),
+    ("--profile-plot", "folder.svg", "is a directory"),
+    ("--profile-plot", "absent/p.svg", "there is no directory"),
+    ("--profile-json", "folder.svg", "is a directory"),
+    ("--profile-json", "absent/p.json", "there is no directory"),
+    ("--profile-json", "/proc/p.json", "cannot be written"),
+    ("--profile-json", "a" * 300, "cannot be written: File name too long"),
+    ("--profile-json", "w.json", "--profile-json and --workload are both"),
+]
+
+
+@pytest.mark.parametrize(("flag", "name", "words"), BAD_PATHS)
+def test_a_path_that_cannot_be_written_ends_it_before_the_run(
+    plansmith: Run, tmp_path: Path, flag: str, name: str, words: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "w.json").write_text("[]")
+    # There is no engine either, which is found later.
+    result = plansmith(
+        "bench", tmp_path / "e", "--workload", tmp_path / "w.json", flag, tmp_path / name, "--json"
+    )
+    assert result.status == 1 and words in result.err and "bug" not in result.err
+    assert json.loads(result.out)["error"]["kind"] == "InvalidArgumentError"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["folder.svg", "w.json"]
+
+
+def test_a_file_without_the_right_to_write_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("mine")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everything
+    with pytest.raises(InvalidArgumentError, match="without the right to write it"):
+        check_output("--profile-json", path)
+
+
+def test_one_name_for_two_files_is_refused(plansmith: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "link.svg").symlink_to(tmp_path / "p.svg")
+    flags = ("--profile-json", tmp_path / "p.svg", "--profile-plot", tmp_path / "link.svg")
+    result = plansmith("bench", tmp_path / "e", *flags)
+    assert result.status == 1 and "give two names" in result.err
+
+
+def test_a_file_that_fails_takes_neither_the_result_nor_the_other_file_away(
+    plansmith: Run, engine_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    flags = ("--profile-json", "/dev/full", "--profile-plot", tmp_path / "p.PNG")
+    result = plansmith("bench", engine_dir, *FLAGS, *flags, "--json")
+    assert result.status == 1 and "/dev/full" not in json.loads(result.out)  # one object, the result
+    assert json.loads(result.out)["generated_tokens"] == 18
+    assert result.err.startswith("plansmith: ") and "No space left" in result.err
+    assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
+    assert [one.name for one in tmp_path.iterdir()] == ["p.PNG"]
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path, link = tmp_path / "p.json", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    with pytest.raises(KeyError), whole_file(link) as partial:
+        partial.write_text("half")
+        raise KeyError
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+    with whole_file(link) as partial:
+        partial.write_text("new")
+    assert path.read_text() == "new" and link.is_symlink() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_no_name_covers_another() -> None:
+    pytest.importorskip("matplotlib")
+    alike = {"calls": 1, "time_ns": 60_000, "bytes": 10**6, "operations": 10**6}
+    records = [op("", "step", calls=1, rows=1, time_ns=1_000_000)]
+    records += [op(f"op{k}", "linear", **alike) for k in range(12)]
+    records += [op(f"small{k}", "add", **(alike | {"time_ns": 1000})) for k in range(3)]
+    figure = _roofline_plot.profile_figure(engine_profile(records, [PEAKS], stats(), stats()))
+    axis = figure.axes[0]
+    figure.canvas.draw()  # annotations find their places
+    renderer = figure.canvas.get_renderer()
+    from matplotlib.text import Text
+
+    boxes = {text.get_text(): Text.get_window_extent(text, renderer) for text in axis.texts}
+    assert sorted(boxes) == sorted(f"op{k} (linear)" for k in range(12))
+    boxes["legend"] = axis.get_legend().get_window_extent(renderer)
+    frame = axis.get_window_extent(renderer)
+    for one, two in itertools.combinations(boxes, 2):
+        assert not boxes[one].overlaps(boxes[two]), (one, two)
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in boxes.values())
+    assert "3 ops below 2% of a step" in " ".join(one.get_text() for one in axis.get_legend().get_texts())
+    assert axis.get_title() == "decode steps, 1 token in each"
+    _roofline_plot.pyplot().close(figure)
+
+
+def test_the_help_says_that_files_turn_the_profile_on(plansmith: Run) -> None:
+    text = " ".join(plansmith("bench", "--help").out.split())
+    assert text.count("turns --profile on") == 2
 
 
 def test_weights_are_where_the_flag_says(plansmith: Run, engine_dir: Path) -> None:

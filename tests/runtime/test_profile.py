@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -160,3 +161,10 @@ def test_peaks_are_measured_and_the_best_are_kept() -> None:
     assert best.read_bytes_per_s == better.read_bytes_per_s and best.f32_ops_per_s == peaks.f32_ops_per_s
     with pytest.raises(InvalidArgumentError, match="sse9"):
         measure_peaks(1, "sse9")
+
+
+def test_no_more_threads_measure_than_there_are_cores() -> None:
+    usable = len(os.sched_getaffinity(0))
+    assert measure_peaks(1024).num_threads == usable  # 1024 threads would take minutes
+    with pytest.raises(InvalidArgumentError, match="num_threads is 1025"):
+        measure_peaks(1025)
