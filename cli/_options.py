@@ -12,7 +12,9 @@ from ..runtime.async_engine import AsyncEngine
 from ..runtime.engine import Engine
 from ..runtime.engine_options import DEFAULT_FRACTION as DEFAULT_FRACTION
 from ..runtime.errors import InvalidArgumentError, UnsupportedError
-from ..runtime.executors.opening import AUTO, CPU, usable_target
+from ..runtime.executor import check_weights
+from ..runtime.executors.opening import usable_target
+from ..runtime.executors.options import AUTO, CPU
 from ..runtime.manifest import load_manifest
 
 EngineDir = Annotated[
@@ -57,12 +59,21 @@ KvCacheFraction = Annotated[
 Threads = Annotated[
     int, typer.Option("--threads", min=0, max=1024, help="Threads of the cpu target; 0 = one a core.")
 ]
+
+
+def _checked_weights(value: str) -> str:
+    check_weights(value)  # now, and not behind what comes before an engine is opened
+    return value
+
+
 Weights = Annotated[
     str,
     typer.Option(
         "--weights",
         metavar="WHERE",
-        help="Where the cpu target's weights lie: mapped (shared by processes), huge_pages (faster), or auto.",
+        callback=_checked_weights,
+        help="Where the cpu target's weights lie: mapped (from the file, shared by processes), huge_pages (this "
+        "process's own, faster), or auto.",
     ),
 ]
 MaxBatchSize = Annotated[

@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -17,7 +18,6 @@ from .detokenizer import Detokenizer
 from .errors import Error, InternalError, InvalidArgumentError, NotFoundError, ShutdownError, UnsupportedError
 from .events import EndEvent, Event, TokenEvent
 from .executor import Executor, Int32Array, ModelInfo
-from .executors.executor import DeviceUse, TensorRtExecutor
 from .executors.options import GpuOptions
 from .guided import GuideHandle, guide_of
 from .kv_events import KvEvent
@@ -30,6 +30,9 @@ from .request import RequestState, Sink
 from .sampling import SamplingParams
 from .stats import EngineStats, IterationStats
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .executors.executor import DeviceUse, TensorRtExecutor
 
 _EngineT = TypeVar("_EngineT", bound="EngineBase")
 # So many of the prompt's last tokens tell the detokenizer how the text goes on; a character has at most 4 bytes.
@@ -115,14 +118,21 @@ class EngineBase:
         """
         opening = plan_opening(engine_dir, target, draft, speculation, options, device)
         manifest = opening.manifest
-        tokenizer_dir = manifest.root / "tokenizer"
         cpu = CpuOptions(num_threads, pin_threads, isa, max_adapters, max_adapter_rank, weights, profile)
         opening.check_files(hashes=verify_hashes)
-        has_tokenizer = (tokenizer_dir / "tokenizer.json").is_file()
-        tokenizer = Tokenizer.from_directory(tokenizer_dir) if has_tokenizer else None
         gpu = GpuOptions(device, cuda_graphs, cuda_graph_cache_size, gpu_weights_percent)
         gpu.check()
-        executor, made, gpu_executor = opening.executors(cpu, gpu)
+        # Weights and vocabulary are read side by side: each takes about as long.
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(_tokenizer, manifest.root / "tokenizer")
+            executor, made, gpu_executor = opening.executors(cpu, gpu)
+        try:
+            tokenizer = reading.result()
+        except Error:
+            for one in (executor, made.draft_executor):
+                if one is not None:
+                    one.close()
+            raise
         engine = cls(executor, made, tokenizer, manifest.model.eos_token_ids, manifest)
         engine._gpu, engine.target = gpu_executor, opening.target
         return engine
@@ -382,3 +392,7 @@ def check_streaming(params: SamplingParams | None) -> None:
             f"best_of {params.best_of} with n {params.n} cannot be streamed: which outputs are the best is known only "
             "at the end; use generate, or leave best_of out"
         )
+
+
+def _tokenizer(directory: Path) -> Tokenizer | None:
+    return Tokenizer.from_directory(directory) if (directory / "tokenizer.json").is_file() else None

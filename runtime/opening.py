@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .batch import ModelInfo
 from .engine_options import EngineOptions
 from .errors import EngineFileError, Error, InvalidArgumentError, UnsupportedError
 from .executor import Executor, PythonExecutor, cpu_executor
-from .executors.executor import TensorRtExecutor
-from .executors.opening import AUTO, CPU, open_tensorrt, usable_target
-from .executors.options import GpuOptions
+from .executors.options import AUTO, CPU, GpuOptions
 from .manifest import Manifest, load_manifest
 from .manifest_entries import FileEntry, LimitsEntry
+
+if TYPE_CHECKING:
+    from .executors.executor import TensorRtExecutor
 
 SPECULATIONS = ("auto", "off", "ngram", "model")
 # A step of so many tokens keeps a CPU's matrix products at their peak already; longer ones only delay first tokens.
@@ -93,6 +94,8 @@ class Opening:
                 f"the executor of target {self.target} keeps no profile of its ops; open the cpu target, or take the "
                 "profile with NVIDIA's own tools (nsys)"
             )
+        from .executors.opening import open_tensorrt  # what drives a GPU is not loaded for a CPU
+
         options = self.options
         options.to_struct()  # refuses what is wrong before anything is opened
         opened: list[TensorRtExecutor] = []
@@ -141,6 +144,8 @@ def plan_opening(
             )
     made = EngineOptions(**options)
     if target == AUTO:
+        from .executors.opening import usable_target
+
         target = usable_target(manifest, device=device)
     if target == CPU and made.max_num_tokens == 0 and made.enable_chunked_context:
         budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)

@@ -23,15 +23,13 @@ from .executor import TensorRtExecutor
 from .graphs import MAX_GRAPHS, DecodeGraphs
 from .launching import Parts
 from .memory import Demand, Footprint
-from .options import GpuOptions
+from .options import CPU, GpuOptions
 from .plan import Plan
 from .runtime_cache import RuntimeCache
 from .staging import aligned
 from .trt import GraphMode, Library, TrtContext, TrtPlan
 
 _log = logging.getLogger("plansmith.gpu")
-CPU = "cpu"
-AUTO = "auto"
 # CUDA graphs and their contexts get at most this part of the device's memory.
 _GRAPHS_PART = 32
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from ..checks import check_float, check_int
 from ..errors import InvalidArgumentError
 
+CPU = "cpu"
+AUTO = "auto"
 CUDA_GRAPHS = ("auto", "off", "own")
 
 

@@ -336,6 +336,14 @@ PARAMETERS: tuple[Parameter, ...] = (
     _p("pin_threads", "", "false", flag, "setting pin_threads", "bind threads to cores"),
     _p("isa", "", "", plain, "setting isa", "kernels of the cpu target; empty = the best of this machine"),
     _p(
+        "weights",
+        "",
+        "auto",
+        choice("auto", "mapped", "huge_pages"),
+        "setting weights",
+        "where the cpu target's lie: mapped from the file, in huge_pages of the process, or auto",
+    ),
+    _p(
         "kv_cache_bytes",
         "",
         "0",

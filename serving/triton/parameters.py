@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
+from ...runtime.executors.options import CPU
 from .parameter_table import ANY, DRAFT_HEADS, PARAMETERS, Parameter
-from .settings import CPU, Settings
+from .settings import Settings
 
 __all__ = [
     "PARAMETERS",

@@ -9,11 +9,10 @@ from typing import Any
 
 from ...runtime.engine_options import EngineOptions
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
-from ...runtime.executors.opening import AUTO, usable_target
+from ...runtime.executors.opening import usable_target
+from ...runtime.executors.options import AUTO, CPU
 from ...runtime.manifest import Manifest, load_manifest
 from ...runtime.opening import plan_opening
-
-CPU = "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Settings:
     target : of it, or "auto"
     device, cuda_graphs, cuda_graph_cache_size, gpu_weights_percent : of a GPU target, as Engine.open takes them
     options : fields of EngineOptions by name; absent = their defaults. See `open_arguments` for the KV cache
-    num_threads, pin_threads, isa : of the cpu target, as Engine.open takes them
+    num_threads, pin_threads, isa, weights : of the cpu target, as Engine.open takes them
     draft, speculation : as Engine.open takes them
     max_kv_tokens : of the KV cache, over all sequences; None = unbounded. With kv_cache_bytes the smaller counts
     attention_windows : asked for, by layer, repeated; () = the model's own. Narrower ones are refused
@@ -56,6 +55,7 @@ class Settings:
     num_threads: int = 0
     pin_threads: bool = False
     isa: str | None = None
+    weights: str = "auto"
     draft: Path | None = None
     speculation: str = "auto"
     max_kv_tokens: int | None = None
@@ -112,6 +112,7 @@ class Settings:
             "num_threads": self.num_threads,
             "pin_threads": self.pin_threads,
             "isa": self.isa,
+            "weights": self.weights,
             "max_adapters": self.max_adapters if takes_adapters else None,
             "max_adapter_rank": self.max_adapter_rank if takes_adapters else None,
             "verify_hashes": self.verify_hashes,

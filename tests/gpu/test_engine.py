@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plansmith.runtime import opening
 from plansmith.runtime.engine import Engine
 from plansmith.runtime.errors import UnsupportedError
+from plansmith.runtime.executors import opening
 from plansmith.runtime.executors.cuda import Context
 
 pytestmark = pytest.mark.gpu

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from fake_executor import INFO, FakeModel, fake_executor, greedy, logits_of
 from plansmith.runtime import errors
+from plansmith.runtime._native import native
 from plansmith.runtime.engine import Engine, SamplingParams
 from plansmith.runtime.executor import PythonExecutor
 from plansmith.runtime.native_engine import EngineOptions
@@ -610,8 +611,13 @@ def test_after_a_fork_the_engine_is_the_parents() -> None:
     ]
 
 
-def test_a_fork_beside_a_first_call_into_the_core_leaves_the_child_no_locked_lock() -> None:
+def test_a_fork_beside_a_first_call_into_the_core_leaves_the_child_no_locked_lock(tmp_path: Path) -> None:
+    # Declarations that are parsed now: those parsed when the library was built have no lock.
+    for file in native().directory.glob("libplansmith.*"):
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "plansmith.cdef").symlink_to(native().directory / "plansmith.cdef")
     said = run_program(
+        f"os.environ['PLANSMITH_LIBRARY'] = {str(tmp_path)!r}",
         "import threading",
         "from plansmith.runtime._native import native",
         "warnings.filterwarnings('ignore', '.*fork', DeprecationWarning)",

@@ -15,7 +15,6 @@ from fake_engines import TARGET, RtxEngine
 from fake_tensorrt import FakeTensorRt
 from plansmith.plugins.kernel import Kernel
 from plansmith.plugins.sampling import spec as sampling
-from plansmith.runtime import opening
 from plansmith.runtime.engine import Engine
 from plansmith.runtime.executors import cuda as cuda_door
 from plansmith.runtime.executors import kernel_bundle
@@ -23,6 +22,8 @@ from plansmith.runtime.executors import opening as gpu_opening
 from plansmith.runtime.executors import trt as trt_door
 from plansmith.runtime.executors.executor import TensorRtExecutor
 from plansmith.runtime.manifest import load_manifest
+
+_OPEN = gpu_opening.open_tensorrt  # which `installed` replaces
 
 KERNELS: dict[str, Kernel] = {one.name: one for one in sampling.catalog()}
 
@@ -67,12 +68,12 @@ class Machine:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cuda_door, "load_bindings", lambda: self.cuda)
             patch.setattr(trt_door, "load_library", lambda name: trt_door.Library(self.trt, name))
-            patch.setattr(opening, "open_tensorrt", self._open)
+            patch.setattr(gpu_opening, "open_tensorrt", self._open)
             yield self
 
     def _open(self, manifest: Any, target: str, options: Any, **more: Any) -> TensorRtExecutor:
         options = dataclasses.replace(options, device_sampling=self.device_sampling)
-        return gpu_opening.open_tensorrt(manifest, target, options, **more)
+        return _OPEN(manifest, target, options, **more)
 
     def engine(self, path: Path, *, target: str = TARGET, **options: Any) -> Engine:
         """Open an engine on this machine."""
@@ -83,9 +84,7 @@ class Machine:
     def executor(self, path: Path, *, target: str = TARGET, **options: Any) -> TensorRtExecutor:
         """Open the executor alone."""
         library = trt_door.Library(self.trt, "tensorrt_rtx" if self.trt.is_rtx else "tensorrt")
-        return gpu_opening.open_tensorrt(
-            load_manifest(path), target, bindings=self.cuda, library=library, **options
-        )
+        return _OPEN(load_manifest(path), target, bindings=self.cuda, library=library, **options)
 
     def problems(self) -> list[str]:
         """Return every violation and leak, once the last engine is closed."""
