@@ -41,6 +41,7 @@ class EvalOptions:
     tasks : whether the tasks are run
     greedy_tokens : tokens that greedy decoding is followed for, from each of a few prompts; 0 = not at all
     num_threads : 0 = one a core
+    weights : where they lie in memory, as cpu_executor takes it
     """
 
     text: pathlib.Path | None = None
@@ -49,6 +50,7 @@ class EvalOptions:
     tasks: bool = False
     greedy_tokens: int = 32
     num_threads: int = 0
+    weights: str = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +111,9 @@ def evaluate_plan(
         reference_plan = compile_cpu(
             against.spec, against.weights, precision("fp32"), limits, folder / "original.plan"
         )
-        original = PlanRunner(reference_plan, limits, "the original", options.num_threads)
-        engine = PlanRunner(pathlib.Path(plan_path), limits, "the engine", options.num_threads)
+        original = PlanRunner(reference_plan, limits, "the original", options.num_threads, options.weights)
+        plan = pathlib.Path(plan_path)
+        engine = PlanRunner(plan, limits, "the engine", options.num_threads, options.weights)
         tallies = _tallies(cut, engine, original, tell)
         greedy = None
         if options.greedy_tokens:

@@ -225,6 +225,7 @@ def gate_build(
             text=options.text,
             num_tokens=sensitivity_tokens,
             num_threads=options.num_threads,
+            weights=options.weights,
             progress=progress,
         )
     raise gate_error(gate, failures, report, found)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..builder.batch import StepBatch
-from ..builder.targets.cpu.session import CpuSession
 from .scoring import PlanRunner, TokenRun
 
 
@@ -59,7 +58,7 @@ def _decode(runner: PlanRunner, prompts: Sequence[tuple[int, ...]], count: int) 
     chunk = max(1, limits.max_num_tokens // len(prompts))
     outputs: list[list[int]] = [[] for _ in prompts]
     table = np.arange(each * len(prompts), dtype=np.int32).reshape(len(prompts), each)
-    with CpuSession(runner.plan, table.size, num_threads=runner.num_threads) as session:
+    with runner.open(table.size) as session:
         done = 0
         while done < length + count - 1:
             step = min(chunk, length - done) if done < length else 1

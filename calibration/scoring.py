@@ -68,10 +68,18 @@ class PlanRunner:
     limits : the plan's own
     label : who it is, for errors
     num_threads : 0 = one a core
+    weights : where they lie, as cpu_executor takes it
     """
 
-    def __init__(self, plan: pathlib.Path, limits: Limits, label: str, num_threads: int = 0) -> None:
+    def __init__(
+        self, plan: pathlib.Path, limits: Limits, label: str, num_threads: int = 0, weights: str = "auto"
+    ) -> None:
         self.plan, self.limits, self.label, self.num_threads = plan, limits, label, num_threads
+        self.weights = weights
+
+    def open(self, num_blocks: int) -> CpuSession:
+        """Return the plan, opened with pools of so many blocks."""
+        return CpuSession(self.plan, num_blocks, num_threads=self.num_threads, weights=self.weights)
 
     def run(self, sequences: Sequence[TokenRun]) -> Iterator[Piece]:
         """Yield the wanted logits, sequences in order, positions ascending; chunks go through the KV cache.
@@ -89,7 +97,7 @@ class PlanRunner:
         steps = _cut(sequences, min(limits.max_num_tokens, CHUNK_TOKENS), limits.max_batch_size)
         each = [-(-len(one.tokens) // limits.tokens_per_block) for one in sequences]
         num_blocks = max((sum(each[part.sequence] for part in step) for step in steps), default=1)
-        with CpuSession(self.plan, num_blocks, num_threads=self.num_threads) as session:
+        with self.open(num_blocks) as session:
             blocks = _Blocks(num_blocks)
             for step in steps:
                 tables = [blocks.of(part.sequence, each[part.sequence]) for part in step]

@@ -86,16 +86,18 @@ def measure_sensitivity(
     text: pathlib.Path | None = None,
     num_tokens: int = 256,
     num_threads: int = 0,
+    weights: str = "auto",
     progress: Progress | None = None,
 ) -> Sensitivity:
     """Return what each quantized layer costs; takes a compile and a run a layer.
 
     mode : "alone" quantizes one layer at a time, "kept" leaves one out; "both" takes twice the time
     num_tokens : of the text, in windows of WINDOW_TOKENS; float32 log-probabilities of all are held (tokens x V)
+    num_threads, weights : as EvalOptions has them
     raises InvalidArgumentError when nothing is quantized, and as evaluate_plan
     """
     layers = layers_that_cost(checkpoint.spec, recipe)
-    bench = _Bench(against, text, num_tokens, num_threads)
+    bench = _Bench(against, text, num_tokens, num_threads, weights)
     tell = progress or no_progress
     total = 2 + len(layers) * (2 if mode == "both" else 1)
     done = 0
@@ -169,9 +171,14 @@ class _Bench:
     """The text and what the original says of it, against which every mixture is held."""
 
     def __init__(
-        self, against: Checkpoint, text: pathlib.Path | None, num_tokens: int, num_threads: int
+        self,
+        against: Checkpoint,
+        text: pathlib.Path | None,
+        num_tokens: int,
+        num_threads: int,
+        weights: str,
     ) -> None:
-        self._against, self._num_threads = against, num_threads
+        self._against, self._num_threads, self._weights = against, num_threads, weights
         self._limits = _limits(against.spec)
         self._folder: pathlib.Path | None = None
         prefix, ids = read_text(text).encode(tokenizer_of(against), num_tokens)
@@ -211,7 +218,8 @@ class _Bench:
         plan = self._folder / "model.plan"
         plan.unlink(missing_ok=True)
         compile_cpu(model.spec, model.weights, model.recipe, self._limits, plan)
-        for piece in PlanRunner(plan, self._limits, label, self._num_threads).run(self._runs):
+        runner = PlanRunner(plan, self._limits, label, self._num_threads, self._weights)
+        for piece in runner.run(self._runs):
             yield piece.logits
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ._options import Weights
 from ._output import BuildProgress, print_json
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def evaluate(
         int, typer.Option(min=8, help="Tokens of the text that each layer is measured on.")
     ] = 256,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 = one a core.")] = 0,
+    weights: Weights = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page for people to this file.")] = None,
 ) -> None:
@@ -74,7 +76,12 @@ def evaluate(
     if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
         raise typer.BadParameter(f"{html} must be a file in a directory that exists", param_hint="--html")
     options = EvalOptions(
-        text=text, length=length, contexts=_lengths(contexts), tasks=tasks, num_threads=threads
+        text=text,
+        length=length,
+        contexts=_lengths(contexts),
+        tasks=tasks,
+        num_threads=threads,
+        weights=weights,
     )
     options = options if bounds is None else bounds.options(options)
     with BuildProgress(quiet=as_json) as progress:
@@ -101,6 +108,7 @@ def evaluate(
                     text=text,
                     num_tokens=sensitivity_tokens,
                     num_threads=threads,
+                    weights=weights,
                     progress=progress,
                 )
                 report = dataclasses.replace(report, sensitivity=costs.to_json())

@@ -114,6 +114,7 @@ def generate(
     device: options.Device = None,
     cuda_graphs: options.CudaGraphs = "auto",
     threads: options.Threads = 0,
+    weights: options.Weights = "auto",
     max_batch_size: options.MaxBatchSize = 0,
     max_num_tokens: options.MaxNumTokens = 0,
     kv_cache_bytes: options.KvCacheBytes = 0,
@@ -175,6 +176,7 @@ def generate(
         "draft": draft,
         "speculation": speculation,
         "max_draft_len": max_draft_len,
+        "weights": weights,
         "verify_hashes": verify_hashes,
     }
     with options.open_engine(engine_dir, target, threads, **opening) as engine:

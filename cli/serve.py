@@ -108,6 +108,7 @@ def serve(
     device: options.Device = None,
     cuda_graphs: options.CudaGraphs = "auto",
     threads: options.Threads = 0,
+    weights: options.Weights = "auto",
     max_batch_size: options.MaxBatchSize = 0,
     max_num_tokens: options.MaxNumTokens = 0,
     kv_cache_bytes: options.KvCacheBytes = 0,
@@ -162,6 +163,7 @@ def serve(
         "draft": draft,
         "speculation": speculation,
         "max_draft_len": max_draft_len,
+        "weights": weights,
     }
     engine = _open(engine_dir, target, threads, opening, chat_template, lora or ())
     if not max_body_bytes:

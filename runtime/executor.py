@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _OK, _ERROR_EXECUTOR = 0, 8
-_WEIGHTS = ("auto", "mapped", "huge_pages")  # PSM_WEIGHTS_...
+WEIGHTS = ("auto", "mapped", "huge_pages")  # PSM_WEIGHTS_...
 _OPTIONAL = ("step", "launch", "collect", "copy_blocks", "open_host", "load_adapter", "unload_adapter")
 
 
@@ -307,6 +307,12 @@ class PythonExecutor(Executor):
             self.callback_thread = None
 
 
+def check_weights(weights: str) -> None:
+    """Raise InvalidArgumentError for what cpu_executor does not take as `weights`."""
+    if weights not in WEIGHTS:
+        raise InvalidArgumentError(f"weights is {weights!r}, it must be one of {', '.join(WEIGHTS)}")
+
+
 def cpu_executor(
     plan_path: Path | str,
     *,
@@ -323,20 +329,20 @@ def cpu_executor(
     num_threads : 0 = one a core, the calling thread included
     isa : None = the best this machine has; else "portable", "avx2", "avx512vnni", "avx512bf16", "amx" or "neon"
     max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
-    weights : where they lie: "auto", "mapped" (shared between processes) or "huge_pages" (this process's own)
+    weights : where they lie: "auto", "mapped" (shared between processes; a plan that another program cuts short
+        meanwhile ends this one with a bus error) or "huge_pages" (this process's own)
     profile : note the time of each op, for Executor.profile and Engine.profile; costs less than 1 % of a step
     raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks,
         InvalidArgumentError for an isa that this build does not know, and for other options out of range
     """
-    if weights not in _WEIGHTS:
-        raise InvalidArgumentError(f"weights is {weights!r}, it must be one of {', '.join(_WEIGHTS)}")
+    check_weights(weights)
     if profile not in (False, True):
         raise InvalidArgumentError(f"profile is {profile!r}, it must be True or False")
     core = native()
     options = core.ffi.new("psm_cpu_options*")
     core.lib.psm_cpu_options_init(options)
     options.struct_size = core.struct_size("psm_cpu_options")
-    options.weights = _WEIGHTS.index(weights)
+    options.weights = WEIGHTS.index(weights)
     options.profile = int(profile)
     options.num_threads = num_threads
     options.pin_threads = int(pin_threads)

@@ -306,9 +306,3 @@ def test_no_name_covers_another() -> None:
 def test_the_help_says_that_files_turn_the_profile_on(plansmith: Run) -> None:
     text = " ".join(plansmith("bench", "--help").out.split())
     assert text.count("turns --profile on") == 2
-
-
-def test_weights_are_where_the_flag_says(plansmith: Run, engine_dir: Path) -> None:
-    assert plansmith("bench", engine_dir, *FLAGS, "--weights", "mapped").status == 0
-    wrong = plansmith("bench", engine_dir, *FLAGS, "--weights", "nowhere")
-    assert wrong.status == 1 and "auto, mapped, huge_pages" in wrong.err

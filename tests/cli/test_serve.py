@@ -55,6 +55,10 @@ class Process:
         assert ready, self.lines
         return ready[0].rsplit(" ", 1)[1]
 
+    def maps(self) -> str:
+        """Return /proc/.../maps."""
+        return Path(f"/proc/{self._process.pid}/maps").read_text()
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         self._process.send_signal(number)
@@ -219,6 +223,23 @@ def test_a_template_of_ones_own_brings_tools(start: Start, tmp_path: Path) -> No
     )
     calls: Any = got.choices[0].message.tool_calls
     assert calls[0].function.name == "f"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="what a process has mapped is read from /proc"
+)
+def test_weights_lie_where_the_flag_says(start: Start) -> None:
+    mapped = {}
+    for where in ("mapped", "huge_pages"):
+        process = start("--weights", where)
+        try:
+            process.until_ready()
+        except AssertionError:
+            assert where == "huge_pages" and "offers no huge pages" in process.lines[-1]
+            continue
+        mapped[where] = "model.plan" in process.maps()
+        process.end()
+    assert mapped.pop("mapped") and not any(mapped.values())
 
 
 def test_a_port_that_is_taken_is_told_before_the_engine_is_read(start: Start) -> None:

@@ -20,6 +20,7 @@ class CpuSession:
     num_blocks : blocks of the pools
     num_threads : threads of the pool, the caller's included; 0 = one a core
     isa : None = the best there is; else "portable", "avx2", "avx512vnni", "avx512bf16", "amx" or "neon"
+    weights : where they lie, as cpu_executor takes it
     raises : EngineFileError for a damaged plan, UnsupportedError for an isa that this machine lacks
     """
 
@@ -30,8 +31,11 @@ class CpuSession:
         *,
         num_threads: int = 1,
         isa: str | None = None,
+        weights: str = "auto",
     ) -> None:
-        self._executor: Executor | None = cpu_executor(os.fspath(plan_path), num_threads=num_threads, isa=isa)
+        self._executor: Executor | None = cpu_executor(
+            os.fspath(plan_path), num_threads=num_threads, isa=isa, weights=weights
+        )
         try:
             self.info: ModelInfo = self._executor.describe()
             self._executor.open(num_blocks)

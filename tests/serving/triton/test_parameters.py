@@ -133,6 +133,7 @@ def test_settings() -> None:
         lora_cache_host_memory_bytes="5",
         max_adapters="3",
         num_threads="2",
+        weights="mapped",
         guided_decoding_backend="xgrammar",
         batch_scheduler_policy="MAX_UTILIZATION",
         kv_cache_host_memory_bytes="4096",
@@ -152,6 +153,7 @@ def test_settings() -> None:
         lora_host_memory_bytes=5,
         max_adapters=3,
         num_threads=2,
+        weights="mapped",
         attention_windows=(64, 128),
         options={
             "scheduler_policy": "max_utilization",
@@ -293,6 +295,7 @@ def test_tokens_of_the_kv_cache_become_bytes_of_whole_blocks(tiny: Path) -> None
         {"gpt_model_path": str(tiny), "max_tokens_in_paged_kv_cache": "201", "num_threads": "1"}
     )
     arguments = settings.open_arguments()
+    assert arguments["weights"] == "auto"
     token = manifest.model.kv_bytes_per_token(manifest.target("cpu").kv_dtype)
     assert arguments["kv_cache_bytes"] == 208 * token  # blocks of 8
     with Engine.open(**arguments) as engine:
