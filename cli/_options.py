@@ -101,6 +101,13 @@ SchedulerPolicy = Annotated[
         "--scheduler-policy", help="guaranteed_no_evict, or max_utilization, which may pause requests."
     ),
 ]
+QueueOrder = Annotated[
+    str,
+    typer.Option(
+        "--queue-order",
+        help="Who starts next of those that wait: arrival, or shortest, the prompt with the fewest tokens to compute.",
+    ),
+]
 Isa = Annotated[
     str | None,
     typer.Option(

@@ -70,6 +70,7 @@ def bench(
     kv_cache_bytes: options.KvCacheBytes = 0,
     kv_cache_free_gpu_mem_fraction: options.KvCacheFraction = options.DEFAULT_FRACTION,
     scheduler_policy: options.SchedulerPolicy = "guaranteed_no_evict",
+    queue_order: options.QueueOrder = "arrival",
     weights: options.Weights = "auto",
     profile: Annotated[
         bool,
@@ -116,6 +117,7 @@ def bench(
         "device": device,
         "cuda_graphs": cuda_graphs,
         "scheduler_policy": scheduler_policy,
+        "queue_order": queue_order,
         "host_cache_bytes": host_cache_bytes,
         "enable_block_reuse": reuse,
         "draft": draft,

@@ -15,6 +15,7 @@ from .executor import Executor
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "scheduler_policy": ("guaranteed_no_evict", "max_utilization"),
     "chunking_policy": ("first_come_first_served", "equal_progress"),
+    "queue_order": ("arrival", "shortest"),
     "pause_policy": ("auto", "recompute", "swap"),
     "draft_mode": ("off", "model", "ngram"),
 }
@@ -63,6 +64,8 @@ class EngineOptions:
     max_kv_events : events kept for kv_events(); 0 = none are made
 
     chunking_policy : "first_come_first_served" or "equal_progress", when prompts do not all fit a step
+    queue_order : who starts next of one priority: by "arrival", or the prompt with the fewest tokens to compute
+        ("shortest"), which no later one overtakes once as many have been computed
     pause_policy : "auto", "recompute" or "swap", which needs host_cache_bytes
     max_tenant_share : share of max_batch_size up to which a tenant comes before those of its priority that hold
                        theirs; when all who wait do, the one that holds the fewest is next; (0, 1]
@@ -91,6 +94,7 @@ class EngineOptions:
     max_kv_events: int = 0
 
     chunking_policy: str = "first_come_first_served"
+    queue_order: str = "arrival"
     pause_policy: str = "auto"
     max_tenant_share: float = 1.0
 
@@ -110,6 +114,7 @@ class EngineOptions:
         core = native()
         options = core.ffi.new("psm_engine_options*")
         core.lib.psm_engine_options_init(options)
+        options.struct_size = core.struct_size("psm_engine_options")  # queue_order came with ABI 1.3
         for name in _INTEGERS:
             setattr(options, name, getattr(self, name))
         for name, words in _CHOICES.items():

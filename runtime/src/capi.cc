@@ -49,7 +49,7 @@ extern "C" {
 // an old caller's struct ends there.
 void psm_engine_options_init(psm_engine_options* options) {
   if (options == nullptr) return;
-  constexpr size_t kSize = PSM_ENGINE_OPTIONS_SIZE;
+  constexpr size_t kSize = PSM_SIZE_UP_TO_(psm_engine_options, draft_executor);
   std::memset(options, 0, kSize);
   options->struct_size = kSize;
   options->scheduler_policy = PSM_GUARANTEED_NO_EVICT;

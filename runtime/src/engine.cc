@@ -23,6 +23,7 @@ SchedulerConfig MakeSchedulerConfig(const EngineConfig& config) {
   s.chunking_policy = config.options.chunking_policy;
   s.pause_policy = config.options.pause_policy;
   s.max_tenant_share = config.options.max_tenant_share;
+  s.queue_order = config.options.queue_order;
   return s;
 }
 

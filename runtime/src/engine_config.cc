@@ -43,7 +43,8 @@ const FieldEnds kEngineOptionsEnds = {sizeof(size_t),
                                       END(adaptive_draft_len),
                                       END(ngram_max),
                                       END(ngram_min),
-                                      END(draft_executor)};
+                                      END(draft_executor),
+                                      END(queue_order)};
 #undef END
 
 psm_executor ReadExecutor(const psm_executor* executor) {
@@ -198,6 +199,7 @@ void CheckOptions(psm_engine_options* o) {
                       Format("max_tenant_share is %g, wanted more than 0 and at most 1 (1 = off)",
                              static_cast<double>(o->max_tenant_share)));
   }
+  CheckRange("queue_order", o->queue_order, PSM_QUEUE_ARRIVAL, PSM_QUEUE_SHORTEST);
   CheckDraftOptions(o);
   if (o->iter_stats_max_iterations < 0) {
     throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
@@ -280,7 +282,7 @@ int32_t HostBlocks(const EngineConfig& config) {
 
 EngineConfig MakeEngineConfig(const psm_executor* executor, const psm_engine_options* options) {
   EngineConfig config{};
-  psm_engine_options defaults;
+  psm_engine_options defaults{};
   psm_engine_options_init(&defaults);
   config.executor = ReadExecutor(executor);
   config.options = options == nullptr

@@ -133,6 +133,8 @@ struct Request {
   int32_t max_len() const { return num_prompt + max_tokens; }
   // Every row of its context is wanted, so none of it may come from the cache.
   bool wants_context_rows() const { return num_prompt_logprobs >= 0 || return_context_logits; }
+  // Its context has to be computed whole: rows of it are still to come out.
+  bool computes_all() const { return wants_context_rows() && num_context_rows < num_prompt; }
   // Sequences it runs as in a step.
   int32_t width() const { return beams == nullptr ? 1 : beams->width(); }
 

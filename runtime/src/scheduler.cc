@@ -52,6 +52,7 @@ void Scheduler::Add(Request* request) {
   Reserve(all_.size() + 1);
   request->sched.list_slot = static_cast<int32_t>(all_.size());
   all_.push_back(request);
+  if (config_.queue_order == PSM_QUEUE_SHORTEST) request->sched.rank = ShortestRank(*request);
   waiting_.Join(request);
   waiting_.Push(request);
 }
@@ -105,6 +106,7 @@ void Scheduler::PauseLast() {
   request->context_end = 0;
   request->state = RequestState::kPaused;
   ++request->stats.num_pauses;
+  request->sched.rank = 0;  // it goes on before anybody starts
   ++num_paused_;
   ++plan_.num_paused;
   waiting_.Push(request);
@@ -112,6 +114,15 @@ void Scheduler::PauseLast() {
 
 PrefixMatch Scheduler::MatchFor(const Request& request) const {
   return kv_->Match(request.prefix_key, request.tokens.data(), request.num_tokens());
+}
+
+// When what it has to compute would be done if it were begun now and alone. A rank that never
+// changes keeps the queue a heap, and is why nobody starves: whoever comes after that has a later
+// one.
+uint64_t Scheduler::ShortestRank(const Request& request) const {
+  const int32_t num_cached = request.computes_all() ? 0 : MatchFor(request).num_tokens;
+  return num_context_tokens_ +
+         static_cast<uint64_t>(std::min(request.num_tokens() - num_cached, kMaxOvertakenTokens));
 }
 
 // Beams share the full blocks of the prompt, and have the rest each for itself.

@@ -9,6 +9,9 @@
 // Tokens. Every generating request gets its one token first, then the contexts share the rest of
 // the budget, drafts get what is left.
 //
+// Order. Within a priority and the tenants' shares: by arrival, or the shortest prompt first, and
+// then those that were paused go on before anybody starts.
+//
 // Sharing. A request begins with what the cache holds of it. When a running request computes right
 // now what it needs next, it is put off until that is there.
 //
@@ -36,7 +39,14 @@ struct SchedulerConfig {
   int32_t chunking_policy = PSM_CHUNK_FIRST_COME_FIRST_SERVED;
   int32_t pause_policy = PSM_PAUSE_AUTO;
   float max_tenant_share = 1.0f;
+  int32_t queue_order = PSM_QUEUE_ARRIVAL;
 };
+
+// PSM_QUEUE_SHORTEST: a prompt is overtaken only by those that come before as many tokens of
+// context have been computed as it has, and at most so many. 8192 take 3 s on a CPU at 2,600
+// tokens/s and less than 1 s on a GPU: enough to order everything shorter than a document, and less
+// than what is bounded by it takes itself. Documents go by arrival among themselves.
+constexpr int32_t kMaxOvertakenTokens = 8192;
 
 struct ScheduledSeq {
   Request* request;
@@ -123,6 +133,7 @@ class Scheduler {
   // scheduler.cc: the books.
   int32_t BlocksAtLength(const Request& request, int32_t length) const;
   PrefixMatch MatchFor(const Request& request) const;
+  uint64_t ShortestRank(const Request& request) const;
   int32_t MissingBlocks(const Request& request, const PrefixMatch& match) const;
   int32_t AvailableBlocks();
   void Start(Request* request, const PrefixMatch& match);
@@ -151,6 +162,7 @@ class Scheduler {
   int64_t num_promised_ =
       0;  // GUARANTEED_NO_EVICT: future blocks of running requests without beams
   uint64_t next_start_order_ = 1;
+  uint64_t num_context_tokens_ = 0;  // planned so far: the clock of PSM_QUEUE_SHORTEST
   // The first in line did not fit when this much was available: nobody looks again before there is
   // more or a running request leaves, so that a long line costs a step nothing. (What it could
   // share in between is a context that it would wait for, or just what another is generating: not

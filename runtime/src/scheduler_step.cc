@@ -14,11 +14,6 @@ int32_t NumRows(const ContextRows& rows) {
   return rows.context_end - rows.context_begin + (rows.last_is_extra ? 1 : 0);
 }
 
-// Its context has to be computed whole: rows of it are still to come out.
-bool ComputesAll(const Request& request) {
-  return request.wants_context_rows() && request.num_context_rows < request.num_prompt;
-}
-
 bool HasBeams(const Request& request) {
   return request.beams != nullptr && request.beams->running();
 }
@@ -40,6 +35,7 @@ StepPlan& Scheduler::Next() {
   ScheduleGeneration();
   ScheduleContext();
   ScheduleDrafts();
+  num_context_tokens_ += static_cast<uint64_t>(plan_.num_context_tokens);
   if (plan_.empty() && !idle()) {
     throw StatusError(PSM_ERROR_INTERNAL,
                       Format("scheduler: %zu running of %zu requests, but none can run",
@@ -217,7 +213,7 @@ void Scheduler::StartWaiting() {
     makers_known = true;
     PrefixMatch match = MatchFor(*request);
     request->sched.num_known_blocks = match.num_blocks;
-    if (ComputesAll(*request)) {
+    if (request->computes_all()) {
       match = {};
     } else if (const PrefixMakers::Found found = makers_.Find(*request, match.num_tokens);
                found.maker != nullptr) {

@@ -10,9 +10,11 @@
 namespace plansmith {
 namespace {
 
-struct ById {
+struct ByRank {
   static HeapLinks<Request>& Links(Request* r) { return r->sched.links; }
-  static bool Before(const Request* a, const Request* b) { return a->id < b->id; }
+  static bool Before(const Request* a, const Request* b) {
+    return a->sched.rank != b->sched.rank ? a->sched.rank < b->sched.rank : a->id < b->id;
+  }
 };
 
 struct ByWaitUntil {
@@ -22,18 +24,18 @@ struct ByWaitUntil {
   }
 };
 
-struct ByFirstId {
+struct ByFirst {
   static HeapLinks<WaitingBucket>& Links(WaitingBucket* b) { return b->links; }
   static bool Before(const WaitingBucket* a, const WaitingBucket* b) {
-    return a->waiting->id < b->waiting->id;
+    return ByRank::Before(a->waiting, b->waiting);
   }
 };
 
-// The first ids decide only between equals.
+// The first requests decide only between equals.
 struct ByHeld {
   static HeapLinks<WaitingBucket>& Links(WaitingBucket* b) { return b->links; }
   static bool Before(const WaitingBucket* a, const WaitingBucket* b) {
-    return a->num_held != b->num_held ? a->num_held < b->num_held : ByFirstId::Before(a, b);
+    return a->num_held != b->num_held ? a->num_held < b->num_held : ByFirst::Before(a, b);
   }
 };
 
@@ -42,9 +44,9 @@ struct ByPriority {
   static bool Before(const Level* a, const Level* b) { return a->priority > b->priority; }
 };
 
-using RequestHeap = LeftistHeap<Request, ById>;
+using RequestHeap = LeftistHeap<Request, ByRank>;
 using PutOffHeap = LeftistHeap<Request, ByWaitUntil>;
-using BucketHeap = LeftistHeap<WaitingBucket, ByFirstId>;
+using BucketHeap = LeftistHeap<WaitingBucket, ByFirst>;
 using CappedHeap = LeftistHeap<WaitingBucket, ByHeld>;
 using LevelHeap = LeftistHeap<Level, ByPriority>;
 
@@ -112,8 +114,8 @@ void WaitingQueue::Attach(WaitingBucket* bucket) {
 
 void WaitingQueue::Push(Request* request) {
   WaitingBucket* bucket = request->sched.bucket;
-  // In order of arrival nothing moves.
-  if (bucket->waiting != nullptr && bucket->waiting->id < request->id) {
+  // Behind the first nothing else moves: always so in order of arrival.
+  if (bucket->waiting != nullptr && ByRank::Before(bucket->waiting, request)) {
     RequestHeap::Push(&bucket->waiting, request);
     return;
   }
@@ -212,7 +214,7 @@ int32_t WaitingQueue::CheckLevel(const Level& level,
         Broken("a bucket is in the wrong place");
       }
       RequestHeap::ForEach(bucket->waiting, [&](const Request* request) {
-        if (request->sched.bucket != bucket || request->id < bucket->waiting->id)
+        if (request->sched.bucket != bucket || ByRank::Before(request, bucket->waiting))
           Broken("a request is in the wrong bucket, or not the first is first");
         visit(request);
       });

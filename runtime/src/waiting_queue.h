@@ -1,5 +1,5 @@
-// Who starts next: priority first, then the tenants' shares of the slots, then arrival. And who is
-// put off until a running request has computed what both need.
+// Who starts next: priority first, then the tenants' shares of the slots, then rank, then arrival.
+// And who is put off until a running request has computed what both need.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -23,7 +23,7 @@ struct WaitingBucket {
   struct Level* level = nullptr;
   struct Tenant* tenant = nullptr;
   int32_t num_members = 0;     // requests that belong here, waiting or not
-  Request* waiting = nullptr;  // heap by id
+  Request* waiting = nullptr;  // heap by rank, then id
   bool is_capped = false;      // in level->capped
   int32_t num_held = 0;        // slots its tenant held when it was put there
   HeapLinks<WaitingBucket> links;
@@ -34,7 +34,7 @@ struct Level {
   float priority = 0.0f;
   int32_t num_members = 0;
   int32_t num_buckets = 0;          // with somebody waiting
-  WaitingBucket* open = nullptr;    // heap by the first request's id
+  WaitingBucket* open = nullptr;    // heap by the first request of each
   WaitingBucket* capped = nullptr;  // their tenants hold their share: heap by how much that was;
   uint64_t looked_at = 0;           // all looked at again when one lets go of slots
   HeapLinks<Level> links;
@@ -49,6 +49,7 @@ struct Tenant {
 struct SchedulerNotes {
   int32_t list_slot = -1;           // where it is in the list of all requests
   WaitingBucket* bucket = nullptr;  // from Add to Remove
+  uint64_t rank = 0;                // the lower starts first, of equal ones the lower id
   HeapLinks<Request> links;         // in bucket->waiting, or in waits_for's put_off
   Request* waits_for = nullptr;     // it is put off: until that one has computed ...
   int32_t wait_until = 0;           // ... so many positions, or is out of its context
@@ -91,10 +92,10 @@ class SpareNodes {
 };
 
 // Within a priority, a tenant that would get more than its share of the slots steps aside for those
-// that would not; these go by arrival. When none would, the one that holds the fewest slots is
-// next: shares say who goes first and leave no slot empty. A tenant without a slot is always below
-// its share. O(log n) at worst for each operation, and for each start at most as many looks as
-// there are running tenants. Borrows the requests.
+// that would not; these go by rank, which does not change while a request waits. When none would,
+// the one that holds the fewest slots is next: shares say who goes first and leave no slot empty. A
+// tenant without a slot is always below its share. O(log n) at worst for each operation, and for
+// each start at most as many looks as there are running tenants. Borrows the requests.
 class WaitingQueue {
  public:
   WaitingQueue(int32_t max_slots, float max_tenant_share);

@@ -414,6 +414,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         "who gets the tokens of a step when prompts do not all fit",
     ),
     _p(
+        "queue_order",
+        "",
+        "arrival",
+        choice("arrival", "shortest"),
+        "option queue_order",
+        "who starts next of one priority: by arrival, or the prompt with the fewest tokens to compute",
+    ),
+    _p(
         "pause_policy",
         "",
         "auto",

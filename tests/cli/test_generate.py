@@ -294,6 +294,7 @@ def test_output_keeps_links_and_devices(plansmith: Run, engine_dir: Path, tmp_pa
         (("hi", "--temperature", "1e39"), "temperature is 1e+39"),
         (("hi", "--target", "sm89"), "no target 'sm89'"),
         (("hi", "--scheduler-policy", "fair"), "scheduler_policy"),
+        (("hi", "--queue-order", "longest"), "queue_order is 'longest', it must be one of arrival, shortest"),
         (("hi", "--max-tokens", "500"), "max_seq_len"),
     ],
 )

@@ -324,6 +324,10 @@ static void test_options(void) {
   BAD_OPTION(o.kv_cache_bytes = 63, PSM_ERROR_OUT_OF_MEMORY,
              "kv_cache_bytes is 63, one KV block takes 64");
   BAD_OPTION(o.kv_cache_bytes = UINT64_MAX, PSM_ERROR_OUT_OF_MEMORY, "can be counted");
+  BAD_OPTION((o.struct_size = PSM_ENGINE_OPTIONS_SIZE, o.queue_order = 2), BAD_ARG,
+             "queue_order is 2, wanted 0 to 1");
+  BAD_OPTION((o.struct_size = PSM_ENGINE_OPTIONS_SIZE, o.queue_order = -1), BAD_ARG,
+             "queue_order is -1");
   BAD_OPTION(o.struct_size = 2, BAD_ARG, "psm_engine_options.struct_size is 2");
   BAD_OPTION(o.struct_size = offsetof(psm_engine_options, max_batch_size) + 2, BAD_ARG,
              "ends inside a field");
@@ -333,6 +337,11 @@ static void test_options(void) {
   psm_engine_options o;
   memset(&o, 0xff, sizeof o);
   o.struct_size = sizeof o.struct_size; /* all defaults */
+  CHECK_OK(create(&table, &o));
+  fake_executor_free(&f);
+  fake_executor_init(&f);
+  psm_engine_options_init(&o); /* of before ABI 1.3: queue_order is not read */
+  o.queue_order = 99;
   CHECK_OK(create(&table, &o));
   fake_executor_free(&f);
 }

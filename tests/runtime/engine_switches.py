@@ -50,6 +50,7 @@ def switches(info: ModelInfo, min_blocks: int, min_batch_size: int = 1) -> st.Se
         host_blocks=st.sampled_from([0, 3, min_blocks, 4 * min_blocks]),
         scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization", "max_utilization"]),
         chunking_policy=st.sampled_from(["first_come_first_served", "equal_progress"]),
+        queue_order=st.sampled_from(["arrival", "shortest"]),
         pause_policy=st.sampled_from(["auto", "recompute", "swap"]),
         enable_block_reuse=st.booleans(),
         enable_partial_reuse=st.booleans(),

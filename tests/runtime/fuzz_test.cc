@@ -152,6 +152,8 @@ psm_engine_options RandomOptions(const psm_model_info& info, FuzzRandom* r) {
   o.adaptive_draft_len = r->OneIn(2);
   o.ngram_min = r->Between(1, 2);
   o.ngram_max = r->Between(o.ngram_min, 4);
+  o.struct_size = PSM_ENGINE_OPTIONS_SIZE;
+  o.queue_order = r->Below(2);
   const int32_t longest = (info.max_seq_len - 1) / info.tokens_per_block + 1;
   // Often so few that those who run get into each other's way.
   const int32_t num_blocks = longest * (r->OneIn(3) ? r->Between(3, 8) : 1) + r->Below(longest + 2);
@@ -165,15 +167,17 @@ psm_engine_options RandomOptions(const psm_model_info& info, FuzzRandom* r) {
 std::string Describe(const EngineConfig& c) {
   const psm_engine_options& o = c.options;
   return Format(
-      "policy %d chunking %d chunked %d pause %d reuse %d partial %d tenant share %g draft %d of "
+      "policy %d order %d chunking %d chunked %d pause %d reuse %d partial %d tenant share %g "
+      "draft %d of "
       "%d "
       "(adaptive %d); blocks %d of %d, host %d, batch %d, budget %d, rows %d, input %d, length %d, "
       "queue %d, manual %d",
-      o.scheduler_policy, o.chunking_policy, o.enable_chunked_context, o.pause_policy,
-      o.enable_block_reuse, o.enable_partial_reuse, static_cast<double>(o.max_tenant_share),
-      o.draft_mode, o.max_draft_len, o.adaptive_draft_len, c.num_blocks, c.info.tokens_per_block,
-      c.num_host_blocks, c.info.max_batch_size, c.info.max_num_tokens, c.info.max_logits_rows,
-      c.info.max_input_len, c.info.max_seq_len, o.max_queue_size, o.manual_step);
+      o.scheduler_policy, o.queue_order, o.chunking_policy, o.enable_chunked_context,
+      o.pause_policy, o.enable_block_reuse, o.enable_partial_reuse,
+      static_cast<double>(o.max_tenant_share), o.draft_mode, o.max_draft_len, o.adaptive_draft_len,
+      c.num_blocks, c.info.tokens_per_block, c.num_host_blocks, c.info.max_batch_size,
+      c.info.max_num_tokens, c.info.max_logits_rows, c.info.max_input_len, c.info.max_seq_len,
+      o.max_queue_size, o.manual_step);
 }
 
 psm_executor Simulated(const psm_simulated_options& options) {

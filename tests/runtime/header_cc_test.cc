@@ -12,7 +12,7 @@ int main() {
   CHECK(request.repetition_penalty == 1.0f && request.priority == 0.5f && request.client_id == 0);
   psm_engine_options options;
   psm_engine_options_init(&options);
-  CHECK(options.struct_size == PSM_ENGINE_OPTIONS_SIZE);
+  CHECK(options.struct_size == PSM_SIZE_UP_TO_(psm_engine_options, draft_executor));  // likewise
   CHECK(options.scheduler_policy == PSM_GUARANTEED_NO_EVICT && options.enable_chunked_context == 1);
   CHECK(options.max_queue_size == 1024 && options.iter_stats_max_iterations == 1000);
   return 0;

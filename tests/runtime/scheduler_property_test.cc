@@ -27,6 +27,7 @@ struct Load {
     c.chunking_policy = Pick(2) ? PSM_CHUNK_EQUAL_PROGRESS : PSM_CHUNK_FIRST_COME_FIRST_SERVED;
     c.pause_policy = Between(PSM_PAUSE_AUTO, PSM_PAUSE_SWAP);
     c.max_tenant_share = Pick(2) ? 1.0f : 0.1f * static_cast<float>(Between(1, 9));
+    c.queue_order = Pick(2) ? PSM_QUEUE_SHORTEST : PSM_QUEUE_ARRIVAL;
     return c;
   }
 
@@ -93,6 +94,45 @@ struct Load {
 
 struct Totals {
   int64_t reused = 0, computed = 0, pauses = 0, put_off = 0, drafts = 0, beams = 0, finished = 0;
+  int64_t overtaken = 0;
+};
+
+// Who overtakes whom in a step.
+class Overtaking {
+ public:
+  explicit Overtaking(const World& world) : w_(world) {}
+
+  void BeforeStep() {
+    queued_.clear();
+    for (const auto& r : w_.all) {
+      came_.emplace(r.get(), w_.num_computed_tokens);
+      if (r->state == RequestState::kQueued) queued_.push_back(r.get());
+    }
+  }
+  // Of those that the step begins and those that it leaves waiting, alike in priority and tenant,
+  // none goes first that came later, but a shorter one, in time. Returns how many of these.
+  int64_t Check() const {
+    int64_t count = 0;
+    const bool is_shortest = w_.config.queue_order == PSM_QUEUE_SHORTEST;
+    for (const Request* began : queued_) {
+      if (began->state != RequestState::kRunning) continue;
+      for (const auto& left : w_.all) {
+        const bool waits = left->sched.bucket != nullptr && left->sched.waits_for == nullptr &&
+                           left->state != RequestState::kRunning;
+        if (!waits || left->sched.bucket != began->sched.bucket) continue;
+        CHECK(!is_shortest || left->state != RequestState::kPaused);
+        if (left->id > began->id) continue;
+        CHECK(is_shortest && came_.at(began) < came_.at(left.get()) + left->num_prompt);
+        ++count;
+      }
+    }
+    return count;
+  }
+
+ private:
+  const World& w_;
+  std::vector<const Request*> queued_;
+  std::map<const Request*, int64_t> came_;  // tokens of context computed by then
 };
 
 void RunRound(uint32_t seed, Totals* totals) {
@@ -103,6 +143,8 @@ void RunRound(uint32_t seed, Totals* totals) {
   w.random.seed(seed);
   w.ends_early = [&](const Request&) { return load.Pick(25) == 0; };
   const bool guaranteed = w.config.policy == PSM_GUARANTEED_NO_EVICT;
+  Overtaking overtaking(w);
+  w.when_planned = [&] { totals->overtaken += overtaking.Check(); };
   int to_come = 40, steps = 0;
   while (to_come > 0 || !w.scheduler.idle()) {
     while (to_come > 0 && load.Pick(3) == 0) {
@@ -118,6 +160,7 @@ void RunRound(uint32_t seed, Totals* totals) {
     }
     for (Request* r : w.scheduler.running()) r->spec.want = load.Pick(2) ? 0 : load.Between(0, 8);
     const bool idle = w.scheduler.idle();
+    overtaking.BeforeStep();
     CHECK(w.Step().empty() == idle);
     for (const auto& r : w.all) totals->put_off += r->sched.waits_for != nullptr;
     CHECK(++steps < 100000);
@@ -139,28 +182,31 @@ void RunRound(uint32_t seed, Totals* totals) {
 void TestNobodyStarves() {
   for (int32_t policy : {PSM_GUARANTEED_NO_EVICT, PSM_MAX_UTILIZATION}) {
     for (int32_t chunking : {PSM_CHUNK_FIRST_COME_FIRST_SERVED, PSM_CHUNK_EQUAL_PROGRESS}) {
-      SchedulerConfig c = Config(policy, 6, 24);
-      c.chunking_policy = chunking;
-      c.max_tenant_share = 0.5f;
-      World w(24, c);
-      Load load(static_cast<uint32_t>(policy * 2 + chunking));
-      std::map<const Request*, int> age;
-      for (int step = 0; step < 4000; ++step) {
-        int waiting = 0;
-        for (const auto& r : w.all) waiting += r->state != RequestState::kRetired;
-        for (; waiting < 20; ++waiting) {
-          const int32_t prompt = load.Between(1, 60);
-          Request* r = w.Make(load.RandomPrompt(prompt), load.Between(1, 90 - prompt));
-          r->tenant_id = load.Pick(3);
-          w.scheduler.Add(r);
-        }
-        w.Step();
-        for (size_t i = 0; i < w.all.size(); ++i) {
-          if (w.all[i]->state == RequestState::kRetired) {
-            age.erase(w.all[i].get());
-            w.all.erase(w.all.begin() + static_cast<ptrdiff_t>(i--));
-          } else {
-            CHECK(++age[w.all[i].get()] < 1500);  // 20 requests of at most 90 steps, one by one
+      for (int32_t order : {PSM_QUEUE_ARRIVAL, PSM_QUEUE_SHORTEST}) {
+        SchedulerConfig c = Config(policy, 6, 24);
+        c.chunking_policy = chunking;
+        c.max_tenant_share = 0.5f;
+        c.queue_order = order;
+        World w(24, c);
+        Load load(static_cast<uint32_t>(policy * 2 + chunking));
+        std::map<const Request*, int> age;
+        for (int step = 0; step < 4000; ++step) {
+          int waiting = 0;
+          for (const auto& r : w.all) waiting += r->state != RequestState::kRetired;
+          for (; waiting < 20; ++waiting) {
+            const int32_t prompt = load.Between(1, 60);
+            Request* r = w.Make(load.RandomPrompt(prompt), load.Between(1, 90 - prompt));
+            r->tenant_id = load.Pick(3);
+            w.scheduler.Add(r);
+          }
+          w.Step();
+          for (size_t i = 0; i < w.all.size(); ++i) {
+            if (w.all[i]->state == RequestState::kRetired) {
+              age.erase(w.all[i].get());
+              w.all.erase(w.all.begin() + static_cast<ptrdiff_t>(i--));
+            } else {
+              CHECK(++age[w.all[i].get()] < 1500);  // 20 requests of at most 90 steps, one by one
+            }
           }
         }
       }
@@ -219,6 +265,6 @@ int main(int argc, char** argv) {
   TestNobodyIdles();
   // None of it was idle talk.
   CHECK(totals.reused > totals.computed / 10 && totals.pauses > 500 && totals.put_off > 1000 &&
-        totals.beams > 500);
+        totals.beams > 500 && totals.overtaken > 1000);
   return 0;
 }

@@ -465,6 +465,184 @@ void TestTenants() {
   STEP(u, "c3:1 c6:1 g4");  // the first tenant holds none, then both hold one
 }
 
+SchedulerConfig Shortest(int32_t policy, int32_t batch, int32_t tokens) {
+  SchedulerConfig config = Config(policy, batch, tokens);
+  config.queue_order = PSM_QUEUE_SHORTEST;
+  return config;
+}
+
+void TestShortestOfABurst() {
+  const auto add = [](World* w) {
+    for (int32_t num_prompt : {9, 5, 5, 1}) w->Add(num_prompt, 1);
+  };
+  World w(100, Shortest(PSM_GUARANTEED_NO_EVICT, 4, 8));
+  add(&w);
+  STEP(w, "c4:1 c2:5 c3:2");
+  STEP(w, "c3:3 c1:4");
+  STEP(w, "c1:5");
+  World v(100, Config(PSM_GUARANTEED_NO_EVICT, 4, 8));
+  add(&v);
+  STEP(v, "c1:8");
+  STEP(v, "c1:1 c2:5 c3:2");
+  STEP(v, "c3:3 c4:1");
+}
+
+// Who has begun goes on first, however short those are that come after it.
+void TestShortestBehindTheHalfRead() {
+  World w(100, Shortest(PSM_GUARANTEED_NO_EVICT, 4, 8));
+  w.Add(20, 1);
+  STEP(w, "c1:8");
+  w.Add(3, 1);
+  w.Add(1, 1);
+  STEP(w, "c1:8");
+  STEP(w, "c1:4 c3:1 c2:3");
+}
+
+// Overtaken by those that come before as many tokens have been computed as it has, not after.
+void TestShortestWithinItsLength() {
+  World w(100, Shortest(PSM_GUARANTEED_NO_EVICT, 1, 8));
+  w.Add(4, 1);
+  w.Add(20, 1);  // at 0: until 20
+  STEP(w, "c1:4");
+  w.Add(15, 1);  // at 4: until 19
+  w.Add(16, 1);  // at 4: until 20, but it came later
+  STEP(w, "c3:8");
+  STEP(w, "c3:7");
+  w.Add(1, 1);  // at 19: until 20, likewise
+  STEP(w, "c2:8");
+  w.Add(1, 1);  // at 27
+  STEP(w, "c2:8");
+  STEP(w, "c2:4");
+  STEP(w, "c4:8");
+  STEP(w, "c4:8");
+  STEP(w, "c5:1");
+  STEP(w, "c6:1");
+}
+
+// However long it is: by at most so many tokens.
+void TestShortestAtMost() {
+  World w(20000, Shortest(PSM_GUARANTEED_NO_EVICT, 1, 4096));
+  w.Add(8192, 1);
+  STEP(w, "c1:4096");
+  w.Add(30000, 1);  // at 4096: until 12288
+  w.Add(20000, 1);  // the same: by arrival
+  STEP(w, "c1:4096");
+  w.Add(4096, 1);  // at 8192: until 12288, but it came later
+  w.Add(4095, 1);  // at 8192: until 12287
+  STEP(w, "c5:4095");
+  for (int i = 0; i < 7; ++i) STEP(w, "c2:4096");
+  STEP(w, "c2:1328");
+  for (int i = 0; i < 4; ++i) STEP(w, "c3:4096");
+  STEP(w, "c3:3616");
+  STEP(w, "c4:4096");
+}
+
+// A stream of short ones that alone would fill every step holds a long one up for its own length.
+void TestShortestStarvesNobody() {
+  for (const int32_t num_prompt : {8, 30, 100, 300}) {
+    World w(1000, Shortest(PSM_GUARANTEED_NO_EVICT, 4, 8));
+    const auto fill = [&] {
+      while (w.scheduler.num_queued() < 10) w.Add(3, 2);
+    };
+    fill();
+    for (int i = 0; i < 10; ++i, fill()) w.Step();
+    const int64_t came = w.num_computed_tokens;
+    Request* last_before = w.all.back().get();
+    Request* lone = w.Add(num_prompt, 1);
+    std::vector<Request*> after;  // that came when it was no longer to be overtaken
+    while (lone->state == RequestState::kQueued) {
+      if (w.num_computed_tokens >= came + num_prompt) after.push_back(w.Add(1, 2));
+      w.Step();
+      fill();
+    }
+    // Those that waited when its turn had come, and a step more.
+    CHECK(w.num_computed_tokens <= came + num_prompt + 10 * 3 + 2 * 8);
+    CHECK(w.num_computed_tokens >= came + num_prompt - 2 * 8);
+    for (const Request* r : after) CHECK(r->state == RequestState::kQueued);
+    CHECK(last_before->state == RequestState::kRetired || num_prompt < 30);
+    CHECK(w.all.size() > static_cast<size_t>(num_prompt) / 6);
+  }
+}
+
+// Priority and the tenants' shares come first.
+void TestShortestWithinPriorityAndShare() {
+  SchedulerConfig config = Shortest(PSM_GUARANTEED_NO_EVICT, 4, 64);
+  World w(100, config);
+  w.Add(1, 1, 0.2f);
+  w.Add(9, 1, 0.8f);
+  w.Add(2, 1, 0.5f);
+  w.Add(5, 1, 0.8f);
+  STEP(w, "c4:5 c2:9 c3:2 c1:1");
+  config.max_tenant_share = 0.5f;
+  World v(100, config);
+  for (const int32_t num_prompt : {4, 3, 2, 1, 9, 7}) {
+    Request* r = v.Make(Tokens(num_prompt, 100 * num_prompt), 1);
+    r->tenant_id = num_prompt > 4;
+    v.scheduler.Add(r);
+  }
+  STEP(v, "c4:1 c3:2 c6:7 c5:9");  // two each, and the shortest of each
+  STEP(v, "c2:3 c1:4");
+}
+
+// Its prompt counts, not its beams; the first in line that finds no slots stops the others.
+void TestShortestWithBeams() {
+  World w(100, Shortest(PSM_GUARANTEED_NO_EVICT, 4, 64));
+  w.Add(6, 3);
+  w.Add(5, 2);
+  Request* beams = w.Make(Tokens(4), 3);
+  w.GiveBeams(beams, 3);
+  w.scheduler.Add(beams);
+  STEP(w, "c3:4 c2:5");  // 3 + 1 slots
+  STEP(w, "g3 g2");
+  Request* wide = w.Make(Tokens(2, 50), 2);
+  w.GiveBeams(wide, 4);
+  w.scheduler.Add(wide);
+  while (beams->state == RequestState::kRunning) w.Step();
+  STEP(w, "g1");
+}
+
+// What is cached need not be computed, so it does not count.
+void TestShortestToCompute() {
+  World w(100, Shortest(PSM_GUARANTEED_NO_EVICT, 1, 64));
+  w.Add(Tokens(16), 1);
+  STEP(w, "c1:16");
+  w.Add(6, 1);
+  w.Add(Tokens(20), 1);
+  Request* rows = w.Make(Tokens(18), 1);  // computes all of its own
+  rows->return_context_logits = true;
+  w.scheduler.Add(rows);
+  STEP(w, "c3:4");
+  STEP(w, "c2:6");
+  STEP(w, "c4:18");
+}
+
+// Put off behind a shorter one that computes what it needs, and back in its place.
+void TestShortestAndPutOff() {
+  World w(100, Shortest(PSM_GUARANTEED_NO_EVICT, 3, 8));
+  w.Add(Tokens(12), 1);
+  w.Add(Tokens(9), 1);
+  w.Add(11, 1);
+  w.Add(13, 1);
+  STEP(w, "c2:8");
+  STEP(w, "c2:1 c3:4");
+  STEP(w, "c3:7 c1:1");
+  STEP(w, "c1:2 c4:4");  // 9 of its 12 were the shorter one's
+}
+
+// Who was paused goes on before anybody starts, and nobody slips in while it waits for its blocks.
+void TestShortestBehindThePaused() {
+  World w(6, Shortest(PSM_MAX_UTILIZATION, 8, 32));
+  Request* first = w.Add(8, 12);
+  Request* second = w.Add(8, 12);
+  STEP(w, "c1:8 c2:8");
+  while (second->state == RequestState::kRunning) w.Step();
+  w.Add(1, 1);
+  while (first->state != RequestState::kRetired) STEP(w, "g1");
+  STEP(w, "c2:9 c3:1");
+  while (!w.scheduler.idle()) w.Step();
+  CHECK(second->num_output() == 12 && w.kv.num_used() == 0);
+}
+
 // The first in line does not fit: it is looked at again as soon as something has changed.
 void TestBlockedHead() {
   World w(10, Config(PSM_GUARANTEED_NO_EVICT, 8, 32));
@@ -658,6 +836,16 @@ int main() {
   TestBeams();
   TestBeamsUnderPressure();
   TestTenants();
+  TestShortestOfABurst();
+  TestShortestBehindTheHalfRead();
+  TestShortestWithinItsLength();
+  TestShortestAtMost();
+  TestShortestStarvesNobody();
+  TestShortestWithinPriorityAndShare();
+  TestShortestWithBeams();
+  TestShortestToCompute();
+  TestShortestAndPutOff();
+  TestShortestBehindThePaused();
   TestBlockedHead();
   TestSharedBlocksCountOnce();
   TestContextKeepsItsBlocks();

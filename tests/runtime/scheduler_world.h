@@ -136,6 +136,7 @@ struct World {
     scheduler.CheckInvariants();
     CheckLimits(plan);
     CheckNobodyRepeats(plan);
+    when_planned();
     for (const psm_block_copy& copy : kv.copies()) contents.Copy(copy);
     kv.ClearCopies();
     const std::string text = Describe(plan);
@@ -306,6 +307,7 @@ struct World {
   Sampler sampler;
   std::mt19937 random{3};
   std::function<bool(const Request&)> ends_early = [](const Request&) { return false; };
+  std::function<void()> when_planned = [] {};
   uint64_t next_id = 0;
   int64_t now = 1;
   int64_t num_computed_tokens = 0;  // of contexts

@@ -57,7 +57,7 @@ def test_a_status_that_this_version_does_not_know_is_an_internal_error() -> None
     ("struct", "last"),
     [
         ("psm_request", "guide"),
-        ("psm_engine_options", "draft_executor"),
+        ("psm_engine_options", "draft_executor"),  # queue_order came with 1.3
         ("psm_cpu_options", "max_adapter_rank"),  # weights came with 1.3
     ],
 )

@@ -586,6 +586,7 @@ def test_a_draft_that_disagrees_is_refused_and_both_are_closed(changes: dict[str
         ({"pause_policy": "swap"}, "needs host memory"),
         ({"pause_policy": "never"}, "pause_policy is 'never'"),
         ({"chunking_policy": "x"}, "chunking_policy is 'x'"),
+        ({"queue_order": "longest"}, "queue_order is 'longest', it must be one of arrival, shortest"),
         ({"max_tenant_share": 0.0}, "max_tenant_share is 0"),
         ({"host_offload_min_priority": 101}, "host_offload_min_priority is 101"),
         ({"max_kv_events": -1}, "max_kv_events is -1"),
@@ -618,11 +619,13 @@ def test_a_draft_without_its_mode_is_refused_and_closed() -> None:
 
 @pytest.mark.parametrize("policy", ["first_come_first_served", "equal_progress"])
 @pytest.mark.parametrize("pause", ["auto", "recompute", "swap"])
-def test_policies_change_no_token(policy: str, pause: str) -> None:
+@pytest.mark.parametrize("order", ["arrival", "shortest"])
+def test_policies_change_no_token(policy: str, pause: str, order: str) -> None:
     options = EngineOptions(
         scheduler_policy="max_utilization",
         chunking_policy=policy,
         pause_policy=pause,
+        queue_order=order,
         kv_cache_bytes=18 * 1024,
         host_cache_bytes=32 * 1024,
         max_tenant_share=0.5,

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from plansmith.runtime.errors import InvalidArgumentError, OutOfMemoryError
 from plansmith.runtime.events import EndEvent, TokenEvent
 from plansmith.runtime.native_engine import EngineOptions, NativeEngine, Submission
@@ -64,6 +65,34 @@ def test_a_decode_step_takes_the_time_of_its_bytes() -> None:
     per_step = weights / (3.35e12 * 0.5) + 100e-6
     assert took.step_time_ns / took.iter / 1e9 == pytest.approx(per_step, rel=0.01)  # and a little KV
     engine.close()
+
+
+def first_token_times(prompts: list[list[int]], queue_order: str) -> NDArray[np.float64]:
+    """Return each prompt's time to its first token on the simulated clock, all of them asked at once."""
+    options = EngineOptions(manual_step=True, kv_cache_bytes=1 << 30, queue_order=queue_order)
+    limits = dataclasses.replace(LIMITS, max_batch_size=32)
+    engine = NativeEngine(simulate("Llama-3.1-8B", "H100-SXM", limits), options)
+    for client_id, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.0)
+        engine.submit(Submission(np.array(prompt, np.int32), params, 4, client_id=client_id))
+    times = np.zeros(len(prompts))
+    while engine.step():
+        for event in engine.poll(0):
+            if isinstance(event, TokenEvent) and times[event.client_id] == 0:
+                times[event.client_id] = engine.stats().step_time_ns
+    engine.close()
+    return times
+
+
+def test_first_tokens_of_a_burst_come_sooner_with_the_shortest_first() -> None:
+    rng = np.random.default_rng(4)
+    lengths = rng.permutation(np.linspace(17, 253, 24).astype(int))
+    prompts = [[i, *rng.integers(0, 64, n - 1)] for i, n in enumerate(lengths)]  # nothing in common
+    by_arrival, shortest = (first_token_times(prompts, order) for order in ("arrival", "shortest"))
+    assert shortest.mean() < 0.85 * by_arrival.mean()
+    assert shortest.max() < 1.05 * by_arrival.max()
+    assert (np.diff(shortest[np.argsort(lengths)]) >= 0).all()
+    assert (np.diff(by_arrival) >= 0).all()
 
 
 def test_tokens_do_not_depend_on_the_gpu_or_on_the_batch() -> None:

@@ -89,7 +89,9 @@ struct Model {
       if (!top.empty() && r->priority > top[0]->priority) top.clear();
       top.push_back(r);
     }
-    std::sort(top.begin(), top.end(), [](Request* a, Request* b) { return a->id < b->id; });
+    std::sort(top.begin(), top.end(), [](Request* a, Request* b) {
+      return std::make_pair(a->sched.rank, a->id) < std::make_pair(b->sched.rank, b->id);
+    });
     std::map<uint64_t, Request*> first_of;
     for (Request* r : top) first_of.emplace(Tenant(*r), r);
     Request* fewest = nullptr;
@@ -122,7 +124,8 @@ std::unique_ptr<Request> MakeRequest(uint64_t id, std::mt19937* random) {
   return request;
 }
 
-void TestAgainstModel(float share, uint32_t seed) {
+// has_ranks: not by arrival alone.
+void TestAgainstModel(float share, bool has_ranks, uint32_t seed) {
   std::mt19937 random(seed);
   WaitingQueue queue(8, share);
   Model model(8, share);
@@ -146,6 +149,7 @@ void TestAgainstModel(float share, uint32_t seed) {
     CHECK(next == model.Next() && queue.empty() == model.waiting.empty());
     if (what < 3 && all.size() < 40) {
       all.push_back(MakeRequest(++next_id, &random));
+      if (has_ranks) all.back()->sched.rank = 1 + next_id / 4 + random() % 10;
       queue.Reserve(all.size());
       queue.Join(all.back().get());
       queue.Push(all.back().get());
@@ -160,6 +164,7 @@ void TestAgainstModel(float share, uint32_t seed) {
       forget(stop(random() % running.size()));
     } else if (what == 6 && !running.empty()) {  // a pause
       Request* r = stop(random() % running.size());
+      r->sched.rank = 0;
       queue.Push(r);
       model.waiting.insert(r);
     } else if (what == 7 && !model.waiting.empty()) {  // a cancel
@@ -213,6 +218,33 @@ void TestPutOff() {
   CHECK(waiting().size() == 19 && maker->sched.put_off == nullptr);
 }
 
+// Who comes back from being put off is where it would be had it waited: rank first, then arrival.
+void TestPutOffKeepsRank() {
+  WaitingQueue queue(8, 1.0f);
+  queue.Reserve(6);
+  std::vector<std::unique_ptr<Request>> all;
+  for (const uint64_t rank : {9, 4, 7, 4, 2, 7}) {
+    all.push_back(std::make_unique<Request>());
+    all.back()->id = all.size();
+    all.back()->sched.rank = rank;
+    queue.Join(all.back().get());
+    queue.Push(all.back().get());
+  }
+  Request* maker = all[4].get();
+  queue.Remove(maker);
+  for (const size_t i : {1u, 5u}) {
+    queue.Remove(all[i].get());
+    WaitingQueue::PutOff(all[i].get(), maker, 8);
+  }
+  CHECK(queue.Next() == all[3].get());
+  queue.TakeBack(maker, true);
+  for (const size_t i : {1u, 3u, 2u, 5u, 0u}) {
+    CHECK(queue.Next() == all[i].get());
+    queue.Remove(all[i].get());
+  }
+  CHECK(queue.empty());
+}
+
 }  // namespace
 
 int main() {
@@ -220,8 +252,9 @@ int main() {
   TestHeapOfMany();
   uint32_t seed = 0;
   for (float share : {0.1f, 0.3f, 0.5f, 0.99f, 1.0f}) {
-    for (int i = 0; i < 5; ++i) TestAgainstModel(share, ++seed);
+    for (int i = 0; i < 10; ++i) TestAgainstModel(share, i % 2 == 0, ++seed);
   }
   TestPutOff();
+  TestPutOffKeepsRank();
   return 0;
 }

@@ -446,6 +446,14 @@ enum { PSM_GUARANTEED_NO_EVICT = 0, PSM_MAX_UTILIZATION = 1 };
  * the first, or a block to each in turn. */
 enum { PSM_CHUNK_FIRST_COME_FIRST_SERVED = 0, PSM_CHUNK_EQUAL_PROGRESS = 1 };
 
+/* queue_order: who starts next of those that wait with the same priority, when no tenant's share
+ * decides. SHORTEST: who has the fewest tokens to compute of its prompt. It is overtaken only by
+ * those that come before as many tokens as it has (at most 8192) have been computed, so nobody
+ * waits for ever. The first tokens of a burst come sooner on average, the last one as late. Who has
+ * started is never overtaken, and who was paused goes on before anybody starts. No token changes.
+ */
+enum { PSM_QUEUE_ARRIVAL = 0, PSM_QUEUE_SHORTEST = 1 };
+
 /* pause_policy: what becomes of a paused request's blocks when others need them. AUTO: to the host
  * when copying there and back takes less time than computing the positions again, both as measured
  * so far. Swapping needs host_cache_bytes. */
@@ -500,7 +508,7 @@ typedef struct psm_engine_options {
   int32_t pause_policy;    /* default PSM_PAUSE_AUTO */
   /* Share of max_batch_size up to which a tenant_id comes before those of the same priority that
    * hold theirs. When all who wait hold it, the one that holds the least is next: no place in a
-   * batch stays empty. (0, 1]; 1 = by arrival alone. Default 1. */
+   * batch stays empty. (0, 1]; 1 = by queue_order alone. Default 1. */
   float max_tenant_share;
 
   /* Speculation. Default PSM_DRAFT_OFF. */
@@ -517,6 +525,9 @@ typedef struct psm_engine_options {
    * Its KV pool has as many blocks as the target's and counts in kv_cache_bytes. The engine owns it
    * like its executor, when psm_engine_create succeeds. */
   const psm_executor* draft_executor;
+
+  /* ABI 1.3: set struct_size to PSM_ENGINE_OPTIONS_SIZE. */
+  int32_t queue_order; /* PSM_QUEUE_...; default PSM_QUEUE_ARRIVAL */
 } psm_engine_options;
 
 /* Fill *options with the defaults. Like every init function it sets the fields of ABI 1.0 and
@@ -963,7 +974,7 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 #define PSM_CPU_PEAKS_SIZE PSM_SIZE_UP_TO_(psm_cpu_peaks, bf16_ops_per_s)
 #define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
 #define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)
-#define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, draft_executor)
+#define PSM_ENGINE_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_engine_options, queue_order)
 #define PSM_REQUEST_SIZE PSM_SIZE_UP_TO_(psm_request, top_p_reset_id)
 #define PSM_ENGINE_STATS_SIZE PSM_SIZE_UP_TO_(psm_engine_stats, copy_time_ns)
 

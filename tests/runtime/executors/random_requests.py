@@ -48,6 +48,7 @@ def random_script(rng: np.random.Generator, num_jobs: int) -> Script:
         "max_batch_size": int(rng.integers(1, 9)),
         "enable_chunked_context": True,
         "chunking_policy": str(rng.choice(["first_come_first_served", "equal_progress"])),
+        "queue_order": str(rng.choice(["arrival", "shortest"])),
         "scheduler_policy": str(rng.choice(["guaranteed_no_evict", "max_utilization"])),
         "enable_block_reuse": bool(rng.random() < 0.8),
         "enable_partial_reuse": bool(rng.random() < 0.8),

@@ -136,6 +136,7 @@ def test_settings() -> None:
         weights="mapped",
         guided_decoding_backend="xgrammar",
         batch_scheduler_policy="MAX_UTILIZATION",
+        queue_order="Shortest",
         kv_cache_host_memory_bytes="4096",
         enable_kv_cache_reuse="0",
         max_num_seqs="5",
@@ -157,6 +158,7 @@ def test_settings() -> None:
         attention_windows=(64, 128),
         options={
             "scheduler_policy": "max_utilization",
+            "queue_order": "shortest",
             "host_cache_bytes": 4096,
             "enable_block_reuse": False,
             "max_batch_size": 5,
