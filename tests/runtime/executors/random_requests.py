@@ -48,7 +48,6 @@ def random_script(rng: np.random.Generator, num_jobs: int) -> Script:
         "max_batch_size": int(rng.integers(1, 9)),
         "enable_chunked_context": True,
         "chunking_policy": str(rng.choice(["first_come_first_served", "equal_progress"])),
-        "queue_order": str(rng.choice(["arrival", "shortest"])),
         "scheduler_policy": str(rng.choice(["guaranteed_no_evict", "max_utilization"])),
         "enable_block_reuse": bool(rng.random() < 0.8),
         "enable_partial_reuse": bool(rng.random() < 0.8),
@@ -60,6 +59,7 @@ def random_script(rng: np.random.Generator, num_jobs: int) -> Script:
         options |= {"host_cache_bytes": int(rng.integers(4, 64)) * _BLOCK_BYTES, "pause_policy": "swap"}
     if rng.random() < 0.4:
         options |= {"speculation": "ngram", "max_draft_len": int(rng.integers(1, 6))}
+    options["queue_order"] = "shortest" if options["max_num_tokens"] % 2 else "arrival"
     prefixes = [rng.integers(3, VOCAB_SIZE, int(rng.integers(1, 40))).tolist() for _ in range(3)]
     jobs = [_random_job(rng, prefixes) for _ in range(num_jobs)]
     return Script(options, sorted(jobs, key=lambda job: job.at))
