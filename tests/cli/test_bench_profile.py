@@ -264,6 +264,8 @@ def test_one_name_for_two_files_is_refused(plansmith: Run, tmp_path: Path) -> No
     flags = ("--profile-json", tmp_path / "p.svg", "--profile-plot", tmp_path / "link.svg")
     result = plansmith("bench", tmp_path / "e", *flags)
     assert result.status == 1 and "give two names" in result.err
+    result = plansmith("bench", tmp_path / "e", "--profile-json", "-")
+    assert result.status == 1 and "--profile --json" in result.err
 
 
 def test_a_file_that_fails_takes_neither_the_result_nor_the_other_file_away(
