@@ -4,8 +4,8 @@
 // A block of MR rows x NT tiles of 16 outputs has its sums in registers. A 512-bit vpdpbusd is one
 // a cycle on Zen 4, where everything else finds room beside it but the two float products at the
 // end of a group: groups of 32 columns leave 8 / 10 of the peak, groups of 64 leave 16 / 18. Of
-// that, blocks of 6 rows x 2 tiles reach 92 to 95 %. Larger blocks, whose float sums do not fit in
-// registers, are slower: 88 %.
+// that, blocks of 6 rows x 2 tiles reach 91 to 95 % on one thread; blocks of 13 x 2, whose float
+// sums do not fit in registers, 84 to 92 %.
 // Few rows are bound by reading the weights: one tile at a time, which is one stream of memory, and
 // the lines of later tiles asked for early.
 //
@@ -46,14 +46,14 @@ inline __m512i Broadcast4(const int8_t* q) {
 // vpdpbusd wants one side unsigned: the weights, moved by kOffset, which -kOffset times the row's
 // sum takes back. A line of 64 bytes is kParts vectors of 4 columns.
 struct DotI8 {
-  static constexpr uint32_t kParts = 1, kLinesAtOnce = 1;
+  static constexpr uint32_t kParts = 1;
   static constexpr int32_t kOffset = 128;
   static void Load(const uint8_t* w, __m512i* parts) {
     parts[0] = _mm512_xor_si512(_mm512_loadu_si512(w), _mm512_set1_epi8(-128));
   }
 };
 struct DotI4 {
-  static constexpr uint32_t kParts = 2, kLinesAtOnce = 4;  // a group of 32 columns
+  static constexpr uint32_t kParts = 2;
   static constexpr int32_t kOffset = 8;
   static void Load(const uint8_t* w, __m512i* parts) {
     const __m512i both = _mm512_loadu_si512(w), nibble = _mm512_set1_epi8(15);
@@ -82,43 +82,18 @@ struct IntBlock {
   // Fewer rows read as fast as memory brings, which the processor's own prefetch does best.
   static constexpr bool kAsksAhead = MR * NT > 4;
 
-  [[gnu::always_inline]] static void AddLine(const IntOperands& o, uint32_t line,
-                                             Sums (*dot)[kSums]) {
+  [[gnu::always_inline]] static void AddLine(const IntOperands& o, Sums (*dot)[kSums]) {
     __m512i parts[NT][Dot::kParts];
-    if constexpr (kAsksAhead) {
-      _mm_prefetch(reinterpret_cast<const char*>(o.ahead + 64 * line), _MM_HINT_T1);
-    }
-    const uint8_t* w = o.w + 64 * line;
-    const int8_t* q = o.q + 4 * Dot::kParts * line;
-    Unroll<NT>(PSM_UNROLLED { Dot::Load(w + i * o.tile_bytes, parts[i]); });
+    if constexpr (kAsksAhead) _mm_prefetch(reinterpret_cast<const char*>(o.ahead), _MM_HINT_T1);
+    Unroll<NT>(PSM_UNROLLED { Dot::Load(o.w + i * o.tile_bytes, parts[i]); });
     Unroll<Dot::kParts * MR>(PSM_UNROLLED {
       constexpr uint32_t part = i / MR, r = i % MR;
-      const __m512i four = Broadcast4(q + r * o.q_stride + 4 * part);
+      const __m512i four = Broadcast4(o.q + r * o.q_stride + 4 * part);
       Sums* sums = dot[part % kChains] + r * NT;
       for (uint32_t t = 0; t < NT; ++t) {
         sums[t] = (Sums)_mm512_dpbusd_epi32((__m512i)sums[t], parts[t][part], four);
       }
     });
-  }
-
-  template <uint32_t kLines>
-  [[gnu::always_inline]] static void AddLines(IntOperands* o, Sums (*dot)[kSums]) {
-    Unroll<kLines>(PSM_UNROLLED { AddLine(*o, i, dot); });
-    o->w += 64 * kLines;
-    o->ahead += 64 * kLines;
-    o->q += 4 * Dot::kParts * kLines;
-  }
-
-  // The sums' addresses are known here: a call of Finish for each takes a twentieth of a short
-  // block's time.
-  [[gnu::always_inline]] static void Store(const LinearArgs& a, uint32_t row, uint32_t tile,
-                                           const V* sum) {
-    if (a.bias == nullptr && !a.accumulate && (tile + NT) * kTile <= a.w.rows) {
-      float* out = a.out + row * a.out_stride + tile * kTile;
-      Unroll<kSums>(PSM_UNROLLED { VStore(out + i / NT * a.out_stride + i % NT * kTile, sum[i]); });
-    } else {
-      for (uint32_t i = 0; i < kSums; ++i) Finish(a, row + i / NT, tile + i % NT, &sum[i]);
-    }
   }
 
   // Not inlined: in the loops over blocks it would run out of registers.
@@ -148,13 +123,12 @@ struct IntBlock {
         const int32_t row_sum = i < kSums ? o.row_sums[i / NT * num_groups] : 0;
         dot[i / kSums][i % kSums] = (Sums)_mm512_set1_epi32(-Dot::kOffset * row_sum);
       });
-      uint32_t left = lines;
-      if constexpr (Dot::kLinesAtOnce > 1) {
-        for (; left >= Dot::kLinesAtOnce; left -= Dot::kLinesAtOnce) {
-          AddLines<Dot::kLinesAtOnce>(&o, dot);
-        }
+      for (uint32_t s = 0; s < lines; ++s) {
+        AddLine(o, dot);
+        o.w += 64;
+        o.ahead += 64;
+        o.q += 4 * Dot::kParts;
       }
-      for (; left > 0; --left) AddLines<1>(&o, dot);
       V w_scale[NT];
       Unroll<NT>(PSM_UNROLLED { w_scale[i] = LoadScales(a.w, o.scale + i * num_groups * kTile); });
       Unroll<kSums>(PSM_UNROLLED {
@@ -167,7 +141,7 @@ struct IntBlock {
       o.row_scales += next_scale;
       ++o.row_sums;
     }
-    Store(a, row, tile, sum);
+    for (uint32_t i = 0; i < kSums; ++i) Finish(a, row + i / NT, tile + i % NT, &sum[i]);
   }
 };
 
