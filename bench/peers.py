@@ -221,6 +221,8 @@ def run_all(args: argparse.Namespace) -> None:
     with driver.Driver(settings_of(args, checkpoint(args.model)), driver.say) as run:
         if args.install:
             run.prepare(args.variants, start=False)
+            for name, facts in run.facts.items():
+                driver.say(f"{name}: ready to run, weights of {facts['weight_bytes'] / 1e6:.0f} MB")
             sys.exit(f"failed: {run.failures}" if run.failures else 0)
         measure(args, run)
     if not run.samples:

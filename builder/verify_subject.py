@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..runtime.errors import EngineFileError, InvalidArgumentError
+from ..runtime.file_kind import MISSING, no_file
 from ..runtime.manifest import MANIFEST_NAME, Manifest, load_manifest
 from .build import plan_build
 from .checkpoint import Checkpoint, open_checkpoint
@@ -47,7 +48,7 @@ def open_subject(
     limits : of a checkpoint, arguments of make_limits; an engine has its own
     raises EngineFileError, CheckpointError, or InvalidArgumentError when the two do not belong together.
     """
-    if (path / MANIFEST_NAME).is_file():
+    if no_file(path / MANIFEST_NAME) != MISSING:  # what is there and no file, is told
         yield _engine_subject(path, checkpoint, precision_name)
         return
     if checkpoint is not None:

@@ -12,6 +12,7 @@ from ..builder.checkpoint import Checkpoint, open_checkpoint
 from ..builder.precision import Precision
 from ..builder.verify_subject import Subject, open_recorded, open_subject, recorded_limits, tokenizer_for
 from ..runtime.errors import InvalidArgumentError
+from ..runtime.file_kind import MISSING, no_file
 from ..runtime.manifest import MANIFEST_NAME, load_manifest
 
 QUANTIZE_RECORD = "plansmith_quantize.json"
@@ -29,7 +30,8 @@ def open_eval_subject(
     precision_name : of a checkpoint; None = auto
     raises as verify_subject.open_subject
     """
-    manifest = load_manifest(path) if (path / MANIFEST_NAME).is_file() else None
+    is_engine = no_file(path / MANIFEST_NAME) != MISSING  # what is there and no file, is told
+    manifest = load_manifest(path) if is_engine else None
     if manifest is None or "cpu" in manifest.targets:
         with open_subject(path, checkpoint, precision_name) as subject:
             yield dataclasses.replace(subject, notes=())

@@ -30,6 +30,10 @@ class ProfileFiles:
         raises InvalidArgumentError; UnsupportedError where matplotlib is missing
         """
         if self.json is not None:
+            if str(self.json) == "-":
+                raise InvalidArgumentError(
+                    "--profile-json - names no file; give one, or take --profile --json, whose object has the profile"
+                )
             check_output("--profile-json", self.json)
         if self.plot is not None:
             check_output("--profile-plot", self.plot, _roofline_plot.SUFFIXES)

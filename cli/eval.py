@@ -142,10 +142,12 @@ def _write_html(page: Path, path: Path, report: EvalReport) -> None:
     """Write the page: of an engine with how it was built, of a checkpoint the evaluation alone."""
     from ..builder.build_report import REPORT_NAME
     from ..builder.report_html import render
+    from ..runtime.file_kind import no_file
 
     built: dict[str, Any] | None = None
     try:
-        built = json.loads((path / REPORT_NAME).read_text(encoding="utf-8"))
+        if no_file(path / REPORT_NAME) is None:  # a pipe would never end
+            built = json.loads((path / REPORT_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         built = None
     page.write_text(render(built, report.to_json()), encoding="utf-8")

@@ -49,6 +49,7 @@ def settings(threads: int, cache: str) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CACHE_ROOT": cache,  # where compiled graphs are kept
+        "VLLM_USE_AOT_COMPILE": "0",  # what it keeps ahead of time does not load again: every start compiles anew
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
@@ -93,5 +94,17 @@ def load(model: str, variant: str, threads: int, cache: str) -> Run:
     return run
 
 
+def preload_openmp() -> None:
+    """Run this process again with the OpenMP that the environment brings in front, as vLLM's manual wants it.
+
+    Without it torch's own is used: its threads wait for each other more dearly.
+    """
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if library.exists() and str(library) not in os.environ.get("LD_PRELOAD", ""):
+        preload = ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": preload})
+
+
 if __name__ == "__main__":
+    preload_openmp()
     serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]), VERSION)

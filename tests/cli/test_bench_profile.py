@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,18 @@ def test_json_beside_the_result_and_in_a_file(plansmith: Run, engine_dir: Path, 
         assert sum(one["run_us"] for one in step["ops"]) == pytest.approx(step["run_us"])
         assert step["roofline_us"] == pytest.approx(sum(one["roofline_us"] for one in step["ops"]))
     assert "profile" not in json.loads(plansmith("bench", engine_dir, *FLAGS, "--json").out)
+
+
+def test_every_field_of_the_json_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = text.partition("| field | unit | meaning |")[2].partition("\n\n")[0]
+    documented = {word.rpartition(".")[2] for word in re.findall("`([a-z0-9_.\\\\[\\]]+)`", rows)}
+    profile = profile_of([PEAKS, peaks(read_bytes_per_s=20e9)]).to_dict()
+    names = {*profile, *profile["peaks"], *profile["warnings"][0], *profile["steps"][0]}
+    names |= {*profile["steps"][0]["ops"][0]}
+    containers = {"peaks", "peaks_measured", "warnings", "steps", "ops"}  # named in front of what is in them
+    assert names - containers <= documented
+    assert all(f"{one}[]." in rows or f"`{one}." in rows or f"`{one}[]`" in rows for one in containers)
 
 
 def test_the_plot_is_xml_and_names_the_ops(plansmith: Run, engine_dir: Path, tmp_path: Path) -> None:
@@ -251,6 +264,8 @@ def test_one_name_for_two_files_is_refused(plansmith: Run, tmp_path: Path) -> No
     flags = ("--profile-json", tmp_path / "p.svg", "--profile-plot", tmp_path / "link.svg")
     result = plansmith("bench", tmp_path / "e", *flags)
     assert result.status == 1 and "give two names" in result.err
+    result = plansmith("bench", tmp_path / "e", "--profile-json", "-")
+    assert result.status == 1 and "--profile --json" in result.err
 
 
 def test_a_file_that_fails_takes_neither_the_result_nor_the_other_file_away(

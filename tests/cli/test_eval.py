@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,22 @@ def test_an_engine_without_a_cpu_target(
     assert content["overall"] == with_cpu["overall"]
     other = plansmith("eval", engine, *SMALL, "--checkpoint", tmp_path / "none")
     assert other.status == 1 and "is not at" in other.err
+
+
+def test_pipes_in_the_engine_are_not_waited_for(plansmith: Run, int8_engine: Path, tmp_path: Path) -> None:
+    engine = shutil.copytree(int8_engine, tmp_path / "engine")
+    page = tmp_path / "page.html"
+    (engine / "build_report.json").unlink()
+    os.mkfifo(engine / "build_report.json")
+    result = plansmith("eval", engine, *SMALL, "--html", page)
+    assert result.status == 0 and page.exists(), (
+        result.err
+    )  # as without the report, which is no part of an engine
+    (engine / "manifest.json").unlink()
+    os.mkfifo(engine / "manifest.json")
+    for command in ("eval", "verify"):
+        result = plansmith(command, engine)
+        assert result.status == 1 and "manifest.json is a FIFO, not a file" in result.err
 
 
 def test_against(plansmith: Run, tiny_checkpoint: Callable[[str], Path], int8_engine: Path) -> None:

@@ -2,7 +2,8 @@
 add_custom_target(cross_tests)
 foreach(name linear rows rounding attention kv_codes)
   add_dependencies(cross_tests cpu_${name}_test)
-  set_tests_properties(cpu_${name}_test PROPERTIES LABELS cross ENVIRONMENT PLANSMITH_TEST_ISA=neon)
+  set_tests_properties(cpu_${name}_test PROPERTIES LABELS cross
+    ENVIRONMENT "PLANSMITH_TEST_ISA=neon;PLANSMITH_TEST_SHORT=1")
 endforeach()
 set_tests_properties(cpu_isa_leak_neon PROPERTIES LABELS cross)
 

@@ -11,13 +11,17 @@ from ...graph import contract
 from ...scheme import FP4_GROUP, ROW, WHOLE
 from . import packing
 from .constants import scalar_constant
-from .plan_file import DType, LinearInput, OpCode, RoundFormat
+from .plan_file import F8_STEP, DType, LinearInput, OpCode, RoundFormat
 from .values import Activation, Rounding
 from .walk import Walk, only_user
 from .weights import Weight, zero_point
 
 _FORMATS = {"int8": RoundFormat.INT8, "fp8": RoundFormat.F8, "fp4": RoundFormat.F4}
 _CODES = {ir.DataType.INT8: RoundFormat.INT8, ir.DataType.FLOAT8E4M3FN: RoundFormat.F8}
+_PRODUCTS_ROUND = {  # to, by one scale for all, by a row's, by groups'
+    RoundFormat.INT8: (LinearInput.INT8_STATIC, LinearInput.INT8_ROW, LinearInput.INT8_GROUP),
+    RoundFormat.F8: (LinearInput.F8_STATIC, LinearInput.F8_ROW, LinearInput.F8_GROUP),
+}
 _CONSUMERS = ("MatMul", "QuantizeLinear", contract.ROUND_INPUT)
 
 
@@ -33,23 +37,34 @@ class ProductInput:
 def product_input(weight: Weight, rounding: Rounding | None) -> ProductInput | None:
     """Return how a product takes an input that is to be rounded so; None where it must be rounded in memory first.
 
-    I8 and I4 without zero points meet int8 in integer arithmetic, with scales as the kernels want them.
+    I8 and I4 without zero points meet int8 in integer arithmetic and F8 meets E4M3 codes, with scales as the kernels
+    want them.
     """
     if rounding is None:
         return ProductInput(LinearInput.FLOAT, 0.0, weight.group_size)
-    integer = weight.dtype in (DType.I8, DType.I4) and not weight.has_zero_points
-    if not integer or rounding.format is not RoundFormat.INT8:
+    if rounding.format is not _meets(weight):
         return None
+    static, row, group = _PRODUCTS_ROUND[rounding.format]
     if rounding.group == WHOLE:
-        return ProductInput(LinearInput.INT8_STATIC, rounding.scale, weight.group_size)
+        return ProductInput(static, rounding.scale, weight.group_size)
     if rounding.group == ROW:
-        return ProductInput(LinearInput.INT8_ROW, 0.0, weight.group_size)
+        return ProductInput(row, 0.0, weight.group_size)
     # Larger groups of the weight, or one scale an output, are repeated; smaller ones cannot be joined.
+    step = F8_STEP if weight.dtype is DType.F8 else packing.K_STEP[packing.PACKED[weight.dtype]]
     fits = weight.group_size == 0 or weight.group_size % rounding.group == 0
-    if fits and rounding.group % packing.K_STEP[packing.PACKED[weight.dtype]] == 0:
-        return ProductInput(LinearInput.INT8_GROUP, 0.0, rounding.group)
+    if fits and rounding.group % step == 0:
+        return ProductInput(group, 0.0, rounding.group)
     if rounding.group == weight.cols:
-        return ProductInput(LinearInput.INT8_ROW, 0.0, weight.group_size)
+        return ProductInput(row, 0.0, weight.group_size)
+    return None
+
+
+def _meets(weight: Weight) -> RoundFormat | None:
+    """Return what a weight's inputs can be rounded to by its products."""
+    if weight.dtype in (DType.I8, DType.I4) and not weight.has_zero_points:
+        return RoundFormat.INT8
+    if weight.dtype is DType.F8 and (weight.group_size or weight.cols) % F8_STEP == 0:
+        return RoundFormat.F8
     return None
 
 

@@ -57,6 +57,12 @@ class LinearInput(enum.IntEnum):
     INT8_ROW = 1
     INT8_GROUP = 2
     INT8_STATIC = 3
+    F8_ROW = 4
+    F8_GROUP = 5
+    F8_STATIC = 6
+
+
+F8_STEP = 4  # columns, and those of a group, that meet E4M3 inputs are a multiple of it
 
 
 class RoundFormat(enum.IntEnum):

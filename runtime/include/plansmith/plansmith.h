@@ -367,7 +367,8 @@ typedef struct psm_executor {
 /* psm_cpu_options.weights: where the weights of a plan lie. */
 enum {
   PSM_WEIGHTS_AUTO = 0,      /* in huge pages where the system has them, else mapped */
-  PSM_WEIGHTS_MAPPED = 1,    /* mapped from the file: processes share them, a start reads nothing */
+  PSM_WEIGHTS_MAPPED = 1,    /* mapped from the file: processes share them, a start reads nothing;
+                              * who cuts the file short meanwhile ends them all with SIGBUS */
   PSM_WEIGHTS_HUGE_PAGES = 2 /* read into memory of this process, in huge pages if it gets them */
 };
 

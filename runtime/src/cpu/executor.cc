@@ -18,6 +18,8 @@ constexpr uint32_t kSlack = 64;  // bytes behind pools and slots, for vectors th
 // has none ready. All of a large pool would open slowly and hold what few requests never use.
 constexpr size_t kPoolReadyBytes = 128u << 20;
 
+bool IsF8(const OpRecord& linear) { return linear.i[1] >= kInputF8Row; }
+
 size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
@@ -132,7 +134,8 @@ void Executor::SizeQuantBuffers() {
     if (plan_->op(i).code != kOpLinear) continue;
     if (plan_->op(i).i[1] == kInputFloat) continue;
     const PackedMatrix w = Matrix(plan_->op(i).tensors[0]);
-    quant_stride_ = std::max(quant_stride_, RoundUp(w.padded_cols, 64));
+    const size_t code_bytes = IsF8(plan_->op(i)) ? sizeof(uint16_t) : 1;
+    quant_stride_ = std::max(quant_stride_, RoundUp(w.padded_cols * code_bytes, 64));
     quant_scales_per_row_ = std::max<size_t>(quant_scales_per_row_, w.num_groups);
   }
   const size_t rows = static_cast<size_t>(h.max_num_tokens);
@@ -205,12 +208,21 @@ void Executor::AddLinear(uint32_t op_idx) {
   if (op.i[1] != kInputFloat) {
     const size_t quant = next_quant_;
     next_quant_ = 1 - next_quant_;
-    a.q = quantized_[quant].as<int8_t>();
-    a.q_stride = quant_stride_;
     a.q_scales = quant_scales_[quant].as<float>();
-    a.q_sums = quant_sums_[quant].as<int32_t>();
-    a.q_full_range = op.i[1] == kInputInt8Static;
-    a.q_groups = op.i[1] == kInputInt8Group ? a.w.num_groups : 1;
+    a.q_groups = op.i[1] == kInputInt8Group || op.i[1] == kInputF8Group ? a.w.num_groups : 1;
+    if (IsF8(op)) {
+      a.f8 = quantized_[quant].as<uint16_t>();
+      a.f8_stride = quant_stride_ / sizeof(uint16_t);
+      if (op.i[1] == kInputF8Static) {
+        a.q_scales = &op.f[0];
+        a.q_groups = 0;
+      }
+    } else {
+      a.q = quantized_[quant].as<int8_t>();
+      a.q_stride = quant_stride_;
+      a.q_sums = quant_sums_[quant].as<int32_t>();
+      a.q_full_range = op.i[1] == kInputInt8Static;
+    }
     Phase quantize = phase;
     quantize.code = kPhaseQuantize;
     quantize.by_rows = true;
@@ -274,10 +286,9 @@ void Executor::BuildPhases() {
 
 void Executor::BuildProfile() {
   std::vector<PhaseOps> phases;
-  const bool has_bf16 = std::string(kernels_.name) == "avx512bf16";
   for (const Phase& phase : phases_) {
     const LinearArgs& a = phase.linear;
-    const bool bf16 = has_bf16 && phase.code == kOpLinear && a.w.dtype == kF8 && a.q != nullptr;
+    const bool bf16 = kernels_.has_bf16_dots && phase.code == kOpLinear && a.f8 != nullptr;
     phases.push_back({{phase.op, phase.code, bf16}});
   }
   profile_ = std::make_unique<Profile>(*plan_, phases, pool_->num_threads());

@@ -148,7 +148,10 @@ class Executor {
   void RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end, uint32_t unit_begin,
                uint32_t unit_end);
   void RunRow(const Phase& phase, uint32_t row, uint32_t unit_begin, uint32_t unit_end);
+  uint32_t QuantizeUnits(const Phase& phase) const;
   void QuantizeRow(const Phase& phase, uint32_t row, uint32_t group_begin, uint32_t group_end);
+  void RoundRowF8(const Phase& phase, const float* in, uint32_t row, uint32_t unit_begin,
+                  uint32_t unit_end);
   void WriteKvRows(const Phase& phase, uint32_t row_begin, uint32_t row_end, uint32_t head_begin,
                    uint32_t head_end);
 

@@ -135,9 +135,9 @@ void Executor::FuseTail(Stage* stage) {
                elementwise(*phase, o.in[0], o.out, o.i[2] > 0 ? static_cast<uint32_t>(o.i[2]) : 1);
       case kPhaseQuantize: {
         const PackedMatrix& w = phase->linear.w;
-        phase->unit_cols = w.cols / w.num_groups;
-        return o.i[1] == kInputInt8Group && IsSame(o.in[0], c.view) && w.cols == c.width &&
-               Align(&c, o.in[0], w.num_groups, phase->unit_cols, &phase->unit_at);
+        phase->unit_cols = w.cols / phase->num_units;
+        return phase->num_units > 1 && IsSame(o.in[0], c.view) && w.cols == c.width &&
+               Align(&c, o.in[0], phase->num_units, phase->unit_cols, &phase->unit_at);
       }
       default:
         return false;

@@ -15,7 +15,7 @@ namespace cpu {
 uint32_t Executor::NumUnits(const Phase& phase) const {
   switch (phase.code) {
     case kPhaseQuantize:
-      return phase.op->i[1] == kInputInt8Group ? phase.linear.w.num_groups : 1;
+      return QuantizeUnits(phase);
     case kPhaseWriteKv:  // those of K, then those of V
       return 2 * static_cast<uint32_t>(plan_->header().num_kv_heads);
     case kOpRmsNorm:
@@ -32,10 +32,29 @@ uint32_t Executor::NumUnits(const Phase& phase) const {
   }
 }
 
+// Groups that have a scale each; where it is given, tiles of E4M3 codes. Of int8 ones a NaN marks
+// the whole row.
+uint32_t Executor::QuantizeUnits(const Phase& phase) const {
+  const PackedMatrix& w = phase.linear.w;
+  switch (phase.op->i[1]) {
+    case kInputInt8Group:
+    case kInputF8Group:
+      return w.num_groups;
+    case kInputF8Static:
+      return w.cols % kTile == 0 ? w.cols / kTile : 1;
+    default:
+      return 1;
+  }
+}
+
 void Executor::QuantizeRow(const Phase& phase, uint32_t row, uint32_t group_begin,
                            uint32_t group_end) {
   const LinearArgs& a = phase.linear;
   const float* in = a.x + row * a.x_stride;
+  if (a.f8 != nullptr) {
+    RoundRowF8(phase, in, row, group_begin, group_end);
+    return;
+  }
   const uint32_t padded = static_cast<uint32_t>(a.q_stride);
   int8_t* q = quantized_[phase.quant].as<int8_t>() + row * a.q_stride;
   float* scales = quant_scales_[phase.quant].as<float>() + row * static_cast<size_t>(a.q_groups);
@@ -53,6 +72,20 @@ void Executor::QuantizeRow(const Phase& phase, uint32_t row, uint32_t group_begi
     kernels_.quantize_row(in + at, num * cols, end - at, num, num, q + at, scales + group_begin,
                           sums + group_begin);
   }
+}
+
+void Executor::RoundRowF8(const Phase& phase, const float* in, uint32_t row, uint32_t unit_begin,
+                          uint32_t unit_end) {
+  const LinearArgs& a = phase.linear;
+  const uint32_t cols = a.w.cols / phase.num_units;
+  const uint32_t at = unit_begin * cols, n = (unit_end - unit_begin) * cols;
+  uint16_t* f8 = quantized_[phase.quant].as<uint16_t>() + row * a.f8_stride + at;
+  if (phase.op->i[1] == kInputF8Static) {
+    kernels_.round_row_f8(in + at, n, -1, phase.op->f[0], f8, nullptr);
+    return;
+  }
+  float* scales = quant_scales_[phase.quant].as<float>() + row * static_cast<size_t>(a.q_groups);
+  kernels_.round_row_f8(in + at, n, static_cast<int32_t>(cols), 1.0f, f8, scales + unit_begin);
 }
 
 void Executor::WriteKvRows(const Phase& phase, uint32_t row_begin, uint32_t row_end,

@@ -238,7 +238,8 @@ void Executor::RunLinear(const Stage& stage, const StageRun& run, uint32_t item,
   const uint32_t tile = cut.FirstTile(item % cut.tile_items);
   const uint32_t tile_end = std::min(tiles, cut.FirstTile(item % cut.tile_items + 1));
   const LinearKernel kernel =
-      (a.q != nullptr ? kernels_.linear_int8 : kernels_.linear_float)[a.w.dtype];
+      a.f8 != nullptr ? kernels_.linear_f8
+                      : (a.q != nullptr ? kernels_.linear_int8 : kernels_.linear_float)[a.w.dtype];
   kernel(a, row, row_end, tile, tile_end);
   const bool in_pairs = run.with_columns && stage.in_pairs;
   if (in_pairs) kernel(a, row, row_end, tiles + tile, tiles + tile_end);

@@ -23,9 +23,11 @@ namespace plansmith {
 namespace cpu {
 namespace {
 
+// A table is asked for only where the machine runs it: what makes it may be of that instruction
+// set.
 struct Isa {
-  const KernelTable* table;
-  bool usable;
+  const char* name;
+  const KernelTable* table;  // NULL: not usable
 };
 
 #if defined(__x86_64__)
@@ -75,21 +77,28 @@ const Isa* Isas(size_t* count) {
       avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vnni");
+#if defined(PLANSMITH_HAS_AVX512BF16)
+  static const bool bf16 =
+      vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  static const KernelTable& avx512 = bf16 ? Avx512Bf16Kernels() : kAvx512VnniKernels;
+#else
+  static const KernelTable& avx512 = kAvx512VnniKernels;
+#endif
   static const Isa isas[] = {
 #if defined(PLANSMITH_HAS_AMX)
-      {&AmxKernels(), vnni && HasAmx()},
+      {"amx", vnni && HasAmx() ? &AmxKernels(avx512) : nullptr},
 #endif
 #if defined(PLANSMITH_HAS_AVX512BF16)
-      {&Avx512Bf16Kernels(),
-       vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")},
+      {"avx512bf16", bf16 ? &avx512 : nullptr},
 #endif
-      {&kAvx512VnniKernels, vnni},
-      {&kAvx2Kernels, avx2},
-      {&kPortableKernels, true}};
+      {"avx512vnni", vnni ? &kAvx512VnniKernels : nullptr},
+      {"avx2", avx2 ? &kAvx2Kernels : nullptr},
+      {"portable", &kPortableKernels}};
 #elif defined(__aarch64__)
-  static const Isa isas[] = {{&kNeonKernels, HasDotProducts()}, {&kPortableKernels, true}};
+  static const Isa isas[] = {{"neon", HasDotProducts() ? &kNeonKernels : nullptr},
+                             {"portable", &kPortableKernels}};
 #else
-  static const Isa isas[] = {{&kPortableKernels, true}};
+  static const Isa isas[] = {{"portable", &kPortableKernels}};
 #endif
   *count = sizeof(isas) / sizeof(isas[0]);
   return isas;
@@ -134,8 +143,8 @@ const char* UsableIsaNames() {
     size_t count;
     const Isa* isas = Isas(&count);
     for (size_t i = 0; i < count; ++i) {
-      if (!isas[i].usable) continue;
-      all += (all.empty() ? "" : ", ") + std::string(isas[i].table->name);
+      if (isas[i].table == nullptr) continue;
+      all += (all.empty() ? "" : ", ") + std::string(isas[i].name);
     }
     return all;
   }();
@@ -146,8 +155,8 @@ const KernelTable& ChooseKernels(const char* isa) {
   size_t count;
   const Isa* isas = Isas(&count);
   for (size_t i = 0; i < count; ++i) {
-    if (isa == nullptr ? isas[i].usable : strcmp(isa, isas[i].table->name) == 0) {
-      if (isas[i].usable) return *isas[i].table;
+    if (isa == nullptr ? isas[i].table != nullptr : strcmp(isa, isas[i].name) == 0) {
+      if (isas[i].table != nullptr) return *isas[i].table;
       throw StatusError(PSM_ERROR_UNSUPPORTED,
                         Format("isa is \"%s\", which this machine cannot run; it can run %s", isa,
                                UsableIsaNames()));

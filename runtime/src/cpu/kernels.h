@@ -38,16 +38,18 @@ struct LinearArgs {
   PackedMatrix w;
   const float* x;  // of linear_float: [rows][x_stride]
   size_t x_stride;
-  // Of linear_int8: x as q * scale, quantized by quantize_row or quantize_row_static.
+  // Of linear_int8: x as q * scale, rounded by quantize_row or quantize_row_static.
   const int8_t* q;        // [rows][q_stride], zero from K to padded_cols
   size_t q_stride;        // bytes, a multiple of 64
   const float* q_scales;  // [rows][q_groups]
   const int32_t* q_sums;  // [rows][w.num_groups] sums of q over a group
-  uint32_t q_groups;      // 1 or w.num_groups
+  uint32_t q_groups;      // 1, w.num_groups, or of linear_f8 also 0: all rows share one
   bool q_full_range;      // q may be -128 (quantize_row_static), not only -127..127
-  uint32_t q_format;      // RoundFormat: kRoundInt8, or with F8 weights also kRoundF8 (E4M3 codes)
-  const float* bias;      // [N] or null
-  float* out;             // [rows][out_stride]
+  // Of linear_f8: x as f8 * q_scales, rounded by round_row_f8.
+  const uint16_t* f8;  // [rows][f8_stride] bfloat16, each an E4M3 number or NaN
+  size_t f8_stride;
+  const float* bias;  // [N] or null
+  float* out;         // [rows][out_stride]
   size_t out_stride;
   bool accumulate;
 };
@@ -95,10 +97,16 @@ using LinearKernel = void (*)(const LinearArgs& args, uint32_t row_begin, uint32
 struct KernelTable {
   const char* name;
   // Rows [row_begin, row_end) and tiles of 16 outputs [tile_begin, tile_end), by DType: float
-  // inputs by any weight, decoded as it is read; int8 inputs by I8, I4 without zero points
-  // and F8, by F8 also E4M3 ones (null for others).
+  // inputs by any weight, decoded as it is read; int8 inputs by I8 and I4 without zero points (null
+  // for others).
   LinearKernel linear_float[kNumDTypes];
   LinearKernel linear_int8[kNumDTypes];
+  // E4M3 inputs by F8; columns, and those of a group, are a multiple of kF8Step. The products of
+  // two codes are exact, and added in float32 one after another in the order of bfloat16 dot
+  // products, each pair of columns the odd one first: the same bits whether a machine has these or
+  // not.
+  LinearKernel linear_f8;
+  bool has_bf16_dots;  // linear_f8 is made of them
   // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
   // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part whose scale is 0 has
   // zeros, one with a NaN or an infinity gets scale NaN (and any q and sums), so that every product
@@ -113,6 +121,10 @@ struct KernelTable {
   // the outer one. out may be x.
   void (*round_row)(const float* x, uint32_t n, int32_t format, int32_t group, float scale,
                     float* out);
+  // The codes of round_row to kRoundF8, as bfloat16, and the scale of each group, of which there is
+  // none for group -1.
+  void (*round_row_f8)(const float* x, uint32_t n, int32_t group, float scale, uint16_t* f8,
+                       float* scales);
   void (*mul)(const float* a, const float* b, uint32_t n, float* out);
   void (*rms_norm)(const float* x, const float* weight, uint32_t n, float epsilon, float* out);
   // x[0..half) and x[half..2 half) rotated by cos, sin [half].
@@ -149,7 +161,9 @@ extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512VnniKernels;
 const KernelTable& Avx512Bf16Kernels();  // where PLANSMITH_HAS_AVX512BF16
-const KernelTable& AmxKernels();         // where PLANSMITH_HAS_AMX: the compiler knows it
+// Where PLANSMITH_HAS_AMX: the compiler knows it. `others`: those for AVX-512 that the machine
+// runs.
+const KernelTable& AmxKernels(const KernelTable& others);
 #elif defined(__aarch64__)
 extern const KernelTable kNeonKernels;
 #endif

@@ -1,5 +1,5 @@
-// Kernels for AMX: those for AVX-512 with VNNI, but for products of int8 inputs of some rows.
-// Compiled with those flags, called only where the machine has them.
+// Kernels for AMX: the other AVX-512 ones of the machine, but for products of int8 inputs of some
+// rows. Compiled with those flags, called only where the machine has them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/simd_avx512.h"
@@ -26,9 +26,9 @@ void LinearTiles(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint
 
 }  // namespace
 
-const KernelTable& AmxKernels() {
-  static const KernelTable table = [] {
-    KernelTable t = kAvx512VnniKernels;
+const KernelTable& AmxKernels(const KernelTable& others) {
+  static const KernelTable table = [&] {
+    KernelTable t = others;
     t.name = "amx";
     t.linear_int8[kI8] = LinearTiles<TileI8, kI8>;
     t.linear_int8[kI4] = LinearTiles<TileI4, kI4>;

@@ -165,8 +165,8 @@ const KernelTable kAvx2Kernels = TableOf(
               LinearI4<FloatBlock<I4Weights, 4, 1, 2>, FloatBlock<I4ZeroWeights, 4, 1, 2>>,
               Linear<FloatBlock<F16Weights, 6, 1, 2>>, Linear<FloatBlock<F8Weights, 4, 1, 2>>,
               Linear<FloatBlock<F4Weights, 4, 1, 2>>},
-             {nullptr, nullptr, LinearI8, Linear<IntBlock<DotI4, 2>>, nullptr,
-              Linear<FloatBlock<F8Weights, 4, 1, 2, CodeInput>>, nullptr}});
+             {nullptr, nullptr, LinearI8, Linear<IntBlock<DotI4, 2>>, nullptr, nullptr, nullptr},
+             Linear<FloatBlock<InPairs<F8Weights>, 4, 1, 2, CodeInput>>});
 
 }  // namespace cpu
 }  // namespace plansmith

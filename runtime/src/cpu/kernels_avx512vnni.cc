@@ -21,8 +21,8 @@ const KernelTable kAvx512VnniKernels =
               LinearI4<FloatBlock<I4Weights, 8, 3, 4>, FloatBlock<I4ZeroWeights, 8, 3, 4>>,
               Linear<FloatBlock<F16Weights, 8, 3, 3>>, Linear<FloatBlock<F8Weights, 8, 3, 4>>,
               Linear<FloatBlock<F4Weights, 8, 3, 4>>},
-             {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr,
-              Linear<FloatBlock<F8Weights, 8, 3, 4, CodeInput>>, nullptr}});
+             {nullptr, nullptr, LinearInt<DotI8>, LinearInt<DotI4>, nullptr, nullptr, nullptr},
+             Linear<FloatBlock<InPairs<F8Weights>, 8, 3, 4, CodeInput>>});
 
 }  // namespace cpu
 }  // namespace plansmith

@@ -73,9 +73,9 @@ void Linear(const LinearArgs& args, uint32_t row_begin, uint32_t row_end, uint32
 
 constexpr uint32_t kTileVectors = kTile / kLanes;
 
-// Of the int8 or E4M3 codes of a row's group.
+// Of the E4M3 codes of a row's group.
 inline float RowScale(const LinearArgs& a, size_t row, uint32_t group) {
-  return a.q_scales[row * a.q_groups + (a.q_groups == 1 ? 0 : group)];
+  return a.q_scales[row * a.q_groups + (a.q_groups <= 1 ? 0 : group)];
 }
 
 // out = sum (+ bias) (+ out) of a tile, the sums of which are kTileVectors vectors.
@@ -131,41 +131,28 @@ class ReadAhead {
   size_t tile_bytes_;
 };
 
-// What a FloatBlock takes as x: floats as they are, or int8 and E4M3 codes by a table of their
-// values, under the scales of their rows.
+// What a FloatBlock takes as x: floats as they are, or E4M3 numbers in bfloat16 under the scales of
+// their rows.
 struct FloatInput {
   static constexpr bool kHasScales = false;
   using Value = float;
   explicit FloatInput(const LinearArgs& a) : data(a.x), stride(a.x_stride) {}
-  float operator()(float x) const { return x; }
+  static float Of(float x) { return x; }
   const float* data;
   size_t stride;
 };
-// constexpr: code that runs when the library is loaded would be of this file's instruction set.
-struct CodeValues {
-  constexpr CodeValues() : of() {
-    for (int code = 0; code < 256; ++code) {
-      const int exponent = code >> 3 & 15, fraction = code & 7;
-      float f8 = static_cast<float>(exponent == 0 ? fraction : 8 + fraction) / 512;
-      for (int e = 1; e < exponent; ++e) f8 *= 2;
-      of[kRoundInt8][code] = static_cast<float>(code < 128 ? code : code - 256);
-      of[kRoundF8][code] = code < 128 ? f8 : -f8;
-    }
-  }
-  float of[2][256];
-};
-constexpr CodeValues kCodeValues;
 struct CodeInput {
   static constexpr bool kHasScales = true;
-  using Value = uint8_t;
-  explicit CodeInput(const LinearArgs& a)
-      : data(reinterpret_cast<const uint8_t*>(a.q)),
-        stride(a.q_stride),
-        values(kCodeValues.of[a.q_format]) {}
-  float operator()(uint8_t code) const { return values[code]; }
-  const uint8_t* data;
+  using Value = uint16_t;
+  explicit CodeInput(const LinearArgs& a) : data(a.f8), stride(a.f8_stride) {}
+  static float Of(uint16_t x) {
+    const uint32_t bits = static_cast<uint32_t>(x) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+  const uint16_t* data;
   size_t stride;
-  const float* values;
 };
 
 // MR rows times NT tiles of weights that are decoded in registers. `Weights` is how:
@@ -186,9 +173,8 @@ struct FloatBlock {
   static constexpr uint32_t kMaxRows = kRows, kMaxTiles = kTiles, kOneRowTiles = kOneRow;
 
   template <uint32_t MR, uint32_t NT>
-  [[gnu::always_inline]] static void AddLine(const uint8_t* w, size_t tile_bytes, Input input,
-                                             const X* x, size_t x_stride,
-                                             const V (*zero)[kTileVectors],
+  [[gnu::always_inline]] static void AddLine(const uint8_t* w, size_t tile_bytes, const X* x,
+                                             size_t x_stride, const V (*zero)[kTileVectors],
                                              V (*part)[NT][kTileVectors]) {
     typename Weights::Line line[NT];
     for (uint32_t t = 0; t < NT; ++t) line[t] = Weights::Load(w + t * tile_bytes);
@@ -201,7 +187,7 @@ struct FloatBlock {
         }
       }
       for (uint32_t r = 0; r < MR; ++r) {
-        const V xk = VSet1(input(x[r * x_stride + Weights::Column(i)]));
+        const V xk = VSet1(Input::Of(x[r * x_stride + Weights::Column(i)]));
         for (uint32_t t = 0; t < NT; ++t) {
           for (uint32_t h = 0; h < kTileVectors; ++h) {
             part[r][t][h] = VFma(xk, wk[t][h], part[r][t][h]);
@@ -231,14 +217,14 @@ struct FloatBlock {
       }
       for (uint32_t s = 0; s < cols / kStep; ++s, w += Weights::kLineBytes, x += kStep) {
         ahead.NextLine();
-        AddLine<MR, NT>(w, tile_bytes, input, x, input.stride, zero, part);
+        AddLine<MR, NT>(w, tile_bytes, x, input.stride, zero, part);
       }
       if (kStep > 1 && cols % kStep != 0) {  // of one group alone: it is the end of the row
         X last[MR][kStep] = {};
         for (uint32_t r = 0; r < MR; ++r) {
           for (uint32_t k = 0; k < cols % kStep; ++k) last[r][k] = x[r * input.stride + k];
         }
-        AddLine<MR, NT>(w, tile_bytes, input, last[0], kStep, zero, part);
+        AddLine<MR, NT>(w, tile_bytes, last[0], kStep, zero, part);
       }
       for (uint32_t t = 0; t < NT; ++t) {
         V scale[kTileVectors];
@@ -324,6 +310,18 @@ struct OneColumn {
   using Line = const uint8_t*;
   static Line Load(const uint8_t* p) { return p; }
   static uint32_t Column(uint32_t) { return 0; }
+};
+// Two k to a line, the second first.
+template <typename Weights>
+struct InPairs : Weights {
+  static constexpr uint32_t kStep = 2, kLineBytes = 2 * Weights::kLineBytes;
+  using Line = typename Weights::Line;
+  static Line Load(const uint8_t* p) { return p + Weights::kLineBytes; }
+  static uint32_t Column(uint32_t i) { return 1 - i; }
+  static void Next(Line* line, V* w) {
+    Weights::Next(line, w);
+    *line -= Weights::kLineBytes;
+  }
 };
 // Nibbles of a 32-bit lane from the lowest: k0, k0+4, k0+1, k0+5, ...
 struct NibbleColumns {

@@ -21,7 +21,8 @@ const KernelTable kNeonKernels = TableOf(
               Linear<FloatBlock<F16Weights, 6, 1, 3>>, Linear<FloatBlock<F8Weights, 4, 1, 3>>,
               Linear<FloatBlock<F4Weights, 4, 1, 1>>},
              {nullptr, nullptr, Linear<IntBlock<DotI8, 4>>, Linear<IntBlock<DotI4, 4>>, nullptr,
-              Linear<FloatBlock<F8Weights, 4, 1, 3, CodeInput>>, nullptr}});
+              nullptr, nullptr},
+             Linear<FloatBlock<InPairs<F8Weights>, 4, 1, 3, CodeInput>>});
 
 }  // namespace cpu
 }  // namespace plansmith

@@ -68,13 +68,14 @@ void LinearInt(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint32
 }  // namespace
 
 const KernelTable kPortableKernels = TableOf(
-    "portable", {{Linear<FloatBlock<F32Weights, 1, 1, 1>>, Linear<FloatBlock<Bf16Weights, 1, 1, 1>>,
-                  Linear<FloatBlock<I8Weights, 1, 1, 1>>,
-                  LinearI4<FloatBlock<I4Weights, 1, 1, 1>, FloatBlock<I4ZeroWeights, 1, 1, 1>>,
-                  Linear<FloatBlock<F16Weights, 1, 1, 1>>, Linear<FloatBlock<F8Weights, 1, 1, 1>>,
-                  Linear<FloatBlock<F4Weights, 1, 1, 1>>},
-                 {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr,
-                  Linear<FloatBlock<F8Weights, 1, 1, 1, CodeInput>>, nullptr}});
+    "portable",
+    {{Linear<FloatBlock<F32Weights, 1, 1, 1>>, Linear<FloatBlock<Bf16Weights, 1, 1, 1>>,
+      Linear<FloatBlock<I8Weights, 1, 1, 1>>,
+      LinearI4<FloatBlock<I4Weights, 1, 1, 1>, FloatBlock<I4ZeroWeights, 1, 1, 1>>,
+      Linear<FloatBlock<F16Weights, 1, 1, 1>>, Linear<FloatBlock<F8Weights, 1, 1, 1>>,
+      Linear<FloatBlock<F4Weights, 1, 1, 1>>},
+     {nullptr, nullptr, LinearInt<DotI8, 0>, LinearInt<DotI4, 8>, nullptr, nullptr, nullptr},
+     Linear<FloatBlock<InPairs<F8Weights>, 1, 1, 1, CodeInput>>});
 
 }  // namespace cpu
 }  // namespace plansmith

@@ -88,6 +88,30 @@ void RoundRow(const float* x, uint32_t n, int32_t format, int32_t group, float s
   }
 }
 
+// The same without the way back. A NaN is one in bfloat16, too: arithmetic sets the fraction's
+// highest bit.
+inline void StoreF8Codes(const float* x, uint32_t n, float scale, uint16_t* f8) {
+  const V s = VSet1(scale);
+  ForVectors(n, [&](uint32_t i, uint32_t lanes) {
+    uint32_t bits[kLanes];
+    const V y = scale == 0.0f ? s : ToF8::Round(VDiv(LoadUpTo(x + i, lanes), s));
+    __builtin_memcpy(bits, &y, sizeof(bits));
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      f8[i + lane] = static_cast<uint16_t>(bits[lane] >> 16);
+    }
+  });
+}
+
+void RoundRowF8(const float* x, uint32_t n, int32_t group, float scale, uint16_t* f8,
+                float* scales) {
+  if (group < 0) return StoreF8Codes(x, n, scale, f8);
+  const uint32_t columns = group > 0 ? static_cast<uint32_t>(group) : n;
+  for (uint32_t i = 0; i < n; i += columns) {
+    *scales = LargestOrNan(x + i, columns) / ToF8::kLargest;
+    StoreF8Codes(x + i, columns, *scales++, f8 + i);
+  }
+}
+
 }  // namespace
 }  // namespace cpu
 }  // namespace plansmith

@@ -7,6 +7,9 @@
 
 #include "cpu/kernels.h"
 #include "cpu/simd_math.h"
+#if defined(__AVX512F__)
+#include "cpu/kernels_quantize_avx512.h"
+#endif
 
 namespace plansmith {
 namespace cpu {
@@ -57,6 +60,11 @@ void QuantizeRow(const float* x, uint32_t n, uint32_t padded, uint32_t num_scale
                  uint32_t num_sums, int8_t* q, float* scales, int32_t* sums) {
   const uint32_t part = n / num_scales, sum_part = n / num_sums;
   for (uint32_t g = 0; g < num_scales; ++g) {
+#if defined(__AVX512F__)
+    if (num_scales == num_sums &&
+        QuantizeGroup(x + g * part, part, q + g * part, scales + g, sums + g))
+      continue;
+#endif
     const float scale = scales[g] = LargestOf(x + g * part, part) / 127.0f;
     // The part's sums: one, or all of them under the one scale.
     const uint32_t end = num_scales == 1 ? num_sums : g + 1;

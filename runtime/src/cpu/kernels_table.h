@@ -14,10 +14,11 @@ namespace plansmith {
 namespace cpu {
 namespace {
 
-// KernelTable's linear_float and linear_int8, by DType.
+// KernelTable's linear_float and linear_int8, by DType, and linear_f8.
 struct ProductKernels {
   LinearKernel float_inputs[kNumDTypes];
   LinearKernel int8_inputs[kNumDTypes];
+  LinearKernel f8_inputs;
 };
 
 constexpr KernelTable TableOf(const char* name, const ProductKernels& products) {
@@ -25,9 +26,12 @@ constexpr KernelTable TableOf(const char* name, const ProductKernels& products) 
       name,
       {},
       {},
+      products.f8_inputs,
+      false,
       QuantizeRow,
       QuantizeRowStatic,
       RoundRow,
+      RoundRowF8,
       Mul,
       RmsNorm,
       Rope,

@@ -29,10 +29,12 @@ const TensorRecord& Tensor(const Plan& plan, int32_t idx) {
   return plan.tensor(static_cast<size_t>(idx));
 }
 
-// Bytes of a row of int8 codes with their scales.
+// Bytes of a row of int8 codes, or of E4M3 ones as bfloat16, with their scales.
 uint64_t CodeBytes(const OpRecord& op, const TensorRecord& weight) {
-  const uint64_t scales = op.i[1] == kInputInt8Group ? PaddedShapeOf(weight).num_groups : 1;
-  return weight.cols + scales * kFloat;
+  const bool by_group = op.i[1] == kInputInt8Group || op.i[1] == kInputF8Group;
+  const uint64_t scales = by_group ? PaddedShapeOf(weight).num_groups : 1;
+  const uint64_t code = op.i[1] >= kInputF8Row ? 2 : 1;
+  return code * weight.cols + scales * kFloat;
 }
 
 UnitCost LinearCost(const OpRecord& op, const Plan& plan) {

@@ -152,16 +152,29 @@ class OpChecker {
   // How the product takes its input must suit the weight.
   void CheckInput(const TensorRecord& weight) {
     const int32_t input = op_.i[1];
-    if (input < kInputFloat || input > kInputInt8Static) {
-      Fail(Format("takes its input as %d, wanted 0 (float) to 3 (int8, static)", input));
+    if (input < kInputFloat || input > kInputF8Static) {
+      Fail(Format("takes its input as %d, wanted 0 (float) to 6 (F8, static)", input));
     }
     if (input == kInputFloat) return;
+    const bool is_static = input == kInputInt8Static || input == kInputF8Static;
+    if (is_static) PositiveNumber("the input's scale", op_.f[0]);
+    if ((input == kInputInt8Group || input == kInputF8Group) && weight.group_size == 0) {
+      Fail("the input is to be rounded by group, the weight has no groups");
+    }
+    if (input >= kInputF8Row) return CheckF8Input(weight);
     if ((weight.dtype != kI8 && weight.dtype != kI4) || weight.zeros_bytes != 0) {
       Fail("the input is to be rounded to int8, the weight is not I8 or I4 without zero points");
     }
-    if (input == kInputInt8Static) PositiveNumber("the input's scale", op_.f[0]);
-    if (input == kInputInt8Group && weight.group_size == 0) {
-      Fail("the input is to be rounded by group, the weight has no groups");
+  }
+
+  void CheckF8Input(const TensorRecord& weight) {
+    if (weight.dtype != kF8) Fail("the input is to be rounded to F8, the weight is not F8");
+    const uint32_t columns = weight.group_size != 0 ? weight.group_size : weight.cols;
+    if (columns % kF8Step != 0) {
+      Fail(
+          Format("the input is to be rounded to F8, the weight has groups of %u columns; wanted a "
+                 "multiple of %u",
+                 columns, kF8Step));
     }
   }
 

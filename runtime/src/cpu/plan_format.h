@@ -115,14 +115,21 @@ struct View {
   uint32_t col;
 };
 
-// What a product takes its input as. I8 and I4 weights meet integers in integer arithmetic; any
-// weight meets floats, decoded on the way.
+// What a product takes its input as. I8 and I4 weights meet integers in integer arithmetic, F8 ones
+// E4M3 numbers; any weight meets floats, decoded on the way.
 enum LinearInput : int32_t {
-  kInputFloat = 0,      // as it is
-  kInputInt8Row = 1,    // rounded to int8 as kOpRoundInput does, scale = max|x| / 127 over the row
-  kInputInt8Group = 2,  // the same over each group_size columns of the weight
-  kInputInt8Static = 3  // the scale is f[0]
+  kInputFloat = 0,       // as it is
+  kInputInt8Row = 1,     // rounded to int8 as kOpRoundInput does, scale = max|x| / 127 over the row
+  kInputInt8Group = 2,   // the same over each group_size columns of the weight
+  kInputInt8Static = 3,  // the scale is f[0]
+  // F8 weights meet E4M3 numbers: the codes of kOpRoundInput to F8, and their scales once the
+  // products of a group are added. Columns, and those of a group, are a multiple of kF8Step.
+  kInputF8Row = 4,     // scale = max|x| / 448 over the row
+  kInputF8Group = 5,   // over each group_size columns of the weight
+  kInputF8Static = 6,  // the scale is f[0]
 };
+
+constexpr uint32_t kF8Step = 4;
 
 // What kOpRoundInput rounds to.
 enum RoundFormat : int32_t { kRoundInt8 = 0, kRoundF8 = 1, kRoundF4 = 2 };
@@ -136,8 +143,8 @@ enum OpCode : uint32_t {
   // added at build. out may be in[0].
   kOpRmsNorm = 2,
   // out[r, 0..N) (+)= in[0][r, 0..K) . tensors[0]^T + tensors[1] (bias, F32 [1, N], -1 = none).
-  // i[0] = 1: add to out instead of writing. i[1]: LinearInput; other than kInputFloat for I8 and
-  // I4 without zero points only. in[1]: what adapters (LoRA) take, where the product's own input
+  // i[0] = 1: add to out instead of writing. i[1]: LinearInput; int8 for I8 and I4 without zero
+  // points only, F8 for F8. in[1]: what adapters (LoRA) take, where the product's own input
   // was rounded or multiplied first; slot -1 = in[0].
   kOpLinear = 3,
   // In place on out: i[0] heads of i[1] columns; the first i[2] columns of each head are rotated as

@@ -110,7 +110,8 @@ void CheckRows(const Case& c, const Weight& weight, uint32_t rows, bool bias, bo
     std::vector<float> want = before, got = before;
     for (auto* out : {&want, &got}) {
       args.out = out->data();
-      const KernelTable& kernels = out == &want ? kAvx512VnniKernels : AmxKernels();
+      const KernelTable& kernels =
+          out == &want ? kAvx512VnniKernels : AmxKernels(kAvx512VnniKernels);
       kernels.linear_int8[c.dtype](args, whole ? 0 : row_begin, rows, whole ? 0 : tile_begin,
                                    tiles);
     }

@@ -80,6 +80,24 @@ const Precision kPrecisions[] = {
        s->with_zeros = true;
      }},
     {"f8", 1e-5, [](TinyShape* s) { s->dtype = kF8; }},
+    {"f8, E4M3 inputs by row", 1e-3,
+     [](TinyShape* s) {
+       s->dtype = kF8;
+       s->input = kInputF8Row;
+     }},
+    {"f8, E4M3 inputs by group", 1e-3,
+     [](TinyShape* s) {
+       s->dtype = kF8;
+       s->group_size = 8;
+       s->input = kInputF8Group;
+     }},
+    {"f8, static E4M3 inputs", 1e-3,
+     [](TinyShape* s) {
+       s->dtype = kF8;
+       s->group_size = 4;
+       s->input = kInputF8Static;
+       s->pre_scale = true;
+     }},
     {"f8, rounded by row", 1e-3,
      [](TinyShape* s) {
        s->dtype = kF8;

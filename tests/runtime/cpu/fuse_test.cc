@@ -26,7 +26,7 @@ TinyShape RandomShape(Random* random) {
   s.heads = s.kv_heads * one_of({1, 2, 3, 4});
   s.hidden = 16 * one_of({2, 3, 5});
   s.inner = one_of({32, 48, 64, 72, 96, 128});
-  s.dtype = one_of({kF32, kBF16, kF16, kI8, kI8, kI8, kI4, kI4, kF8, kF4});
+  s.dtype = one_of({kF32, kBF16, kF16, kI8, kI8, kI8, kI4, kI4, kF8, kF8, kF4});
   s.kv_format = one_of({kKvF32, kKvF16, kKvF8, kKvI8});
   s.gather_early = random->Below(2) == 0;
   s.pre_scale = random->Below(3) == 0;
@@ -43,6 +43,10 @@ TinyShape RandomShape(Random* random) {
     s.by_group = s.group_size != 0 && random->Below(4) != 0;
     if (!s.by_group && random->Below(3) == 0) s.input = kInputInt8Static;
     if (!s.by_group && random->Below(3) == 0) s.input = kInputFloat;
+  } else if (s.dtype == kF8 && random->Below(3) != 0) {
+    s.group_size = one_of({0, 4, 8});
+    s.input = static_cast<int32_t>(one_of({kInputF8Row, kInputF8Static, kInputF8Group}));
+    if (s.input == kInputF8Group && s.group_size == 0) s.group_size = 8;
   } else if (random->Below(2) == 0) {
     s.round = static_cast<int32_t>(one_of({kRoundInt8, kRoundF8}));
     s.round_group = random->Below(3) == 0 ? -1 : static_cast<int32_t>(one_of({0, 8}));
@@ -129,6 +133,17 @@ void CheckAllFused() {
   // A layer: q_norm, two rotations, the KV write; the rounding behind attention; the residual; the
   // activation and the rounding behind it. At the end the logits' scale and cap.
   CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 8 * s.layers + 2);
+  TinyShape f8 = s;  // whose codes carry NaN: a scale for all fuses too
+  f8.dtype = kF8;
+  f8.by_group = false;
+  f8.hidden = f8.inner = 64;
+  f8.heads = 4;
+  f8.dim = 16;
+  for (int32_t input : {kInputF8Group, kInputF8Static}) {
+    f8.input = input;
+    file.Write(TinyModel(f8).plan.Bytes());
+    CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 8 * s.layers + 2);
+  }
   s.kv_format = kKvI8;  // whose NaN rule is the row's
   file.Write(TinyModel(s).plan.Bytes());
   CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 7 * s.layers + 2);

@@ -15,18 +15,20 @@ struct Case {
   uint32_t dtype, n, k, group_size;
   LinearInput input = kInputFloat;
   bool with_zeros = false;
-  bool f8_codes = false;  // of E4M3 instead of int8
 };
+
+bool IsF8(LinearInput kind) { return kind >= kInputF8Row; }
+bool IsGroup(LinearInput kind) { return kind == kInputInt8Group || kind == kInputF8Group; }
 
 constexpr float kStaticScale = 0.02f;  // saturates inputs beyond +-2.5
 
 // The input of one product, quantized where the case wants it.
 struct Input {
   LinearInput kind;
-  bool f8_codes;
   uint32_t q_groups;
   std::vector<float> x;
   std::vector<int8_t> q;
+  std::vector<uint16_t> f8;  // with q's stride
   std::vector<float> scales;
   std::vector<int32_t> sums;
 };
@@ -36,13 +38,14 @@ Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows
   const LinearInput kind = c.input;
   Input in;
   in.kind = kind;
-  in.f8_codes = c.f8_codes;
-  in.q_groups = kind == kInputInt8Group ? w.num_groups : 1;
+  in.q_groups = IsGroup(kind) ? w.num_groups : kind == kInputF8Static ? 0 : 1;
   in.x = std::move(x);
   if (kind == kInputFloat) return in;
   const uint32_t q_groups = in.q_groups;
   in.q.assign(rows * q_stride, 77);
-  in.scales.resize(rows * q_groups);
+  // What lies behind a row's columns must not matter.
+  in.f8.assign(rows * q_stride, 0x7FC0);
+  in.scales.assign(std::max(rows * q_groups, 1u), kStaticScale);
   in.sums.resize(rows * w.num_groups);
   for (uint32_t r = 0; r < rows; ++r) {
     const float* row = in.x.data() + r * w.cols;
@@ -50,11 +53,10 @@ Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows
     float* scales = in.scales.data() + r * q_groups;
     int32_t* sums = in.sums.data() + r * w.num_groups;
     const uint32_t padded = static_cast<uint32_t>(q_stride);
-    if (c.f8_codes) {  // a scale for the row; nothing is sure of what lies behind its columns
-      float largest = 0;
-      for (uint32_t k = 0; k < w.cols; ++k) largest = std::fmax(largest, std::fabs(row[k]));
-      scales[0] = largest / 448;
-      for (uint32_t k = 0; k < w.cols; ++k) q[k] = static_cast<int8_t>(ToF8(row[k] / scales[0]));
+    if (IsF8(kind)) {
+      const uint32_t group = q_groups == 0 ? w.cols : w.cols / q_groups;
+      kernels.round_row_f8(row, w.cols, q_groups == 0 ? -1 : static_cast<int32_t>(group),
+                           kStaticScale, in.f8.data() + r * q_stride, scales);
     } else if (kind == kInputInt8Static) {
       kernels.quantize_row_static(row, w.cols, padded, kStaticScale, w.num_groups, q, scales, sums);
     } else {
@@ -65,13 +67,42 @@ Input MakeInput(const KernelTable& kernels, const PackedMatrix& w, uint32_t rows
 }
 
 float ScaleOf(const Input& in, const PackedMatrix& w, uint32_t r, uint32_t k) {
-  return in.scales[r * in.q_groups + (in.q_groups == 1 ? 0 : k / w.group_cols)];
+  return in.scales[r * in.q_groups + (in.q_groups <= 1 ? 0 : k / w.group_cols)];
 }
 
 double InputValue(const Input& in, const PackedMatrix& w, size_t q_stride, uint32_t r, uint32_t k) {
   if (in.kind == kInputFloat) return in.x[r * w.cols + k];
-  const int8_t q = in.q[r * q_stride + k];
-  return (in.f8_codes ? F8Value(static_cast<uint8_t>(q)) : q) * ScaleOf(in, w, r, k);
+  const size_t at = r * q_stride + k;
+  return (IsF8(in.kind) ? Bf16Value(in.f8[at]) : in.q[at]) * ScaleOf(in, w, r, k);
+}
+
+// Each is the E4M3 number that x / scale, a float, rounds to, and round_row's number by the scale.
+void CheckF8Rounding(const KernelTable& kernels, const Input& in, const PackedMatrix& w,
+                     uint32_t rows, size_t q_stride) {
+  const uint32_t part = w.cols / std::max(in.q_groups, 1u);
+  for (uint32_t r = 0; r < rows; ++r) {
+    std::vector<float> rounded(w.cols);
+    kernels.round_row(in.x.data() + r * w.cols, w.cols, kRoundF8,
+                      in.q_groups == 0 ? -1 : static_cast<int32_t>(part), kStaticScale,
+                      rounded.data());
+    for (uint32_t k = 0; k < q_stride; ++k) {
+      const uint16_t bits = in.f8[r * q_stride + k];
+      if (k >= w.cols) {
+        CHECK(bits == 0x7FC0);
+        continue;
+      }
+      const float scale = ScaleOf(in, w, r, k), value = static_cast<float>(Bf16Value(bits));
+      CHECK(value == F8Value(ToF8(in.x[r * w.cols + k] / scale)));
+      CHECK(value * scale == rounded[k]);
+    }
+    for (uint32_t g = 0; g < in.q_groups; ++g) {
+      float largest = 0;
+      for (uint32_t k = 0; k < part; ++k) {
+        largest = std::fmax(largest, std::fabs(in.x[r * w.cols + g * part + k]));
+      }
+      CHECK(in.scales[r * in.q_groups + g] == largest / 448);
+    }
+  }
 }
 
 // Each q is the number that x / scale, a float, rounds to, the even one of two.
@@ -102,13 +133,33 @@ void CheckQuantization(const Input& in, const PackedMatrix& w, uint32_t rows, si
   }
 }
 
+// The portable kernels give the same bits, of weights with one group: they have no fused sums.
+void CheckSameEverywhere(LinearArgs args, uint32_t rows, uint32_t tiles,
+                         const std::vector<float>& before) {
+  if (args.w.num_groups > 1) return;
+  const float* got = args.out;
+  std::vector<float> out = before;
+  args.out = out.data();
+  kPortableKernels.linear_f8(args, 0, rows, 0, tiles);
+  CHECK(memcmp(got, out.data(), out.size() * sizeof(float)) == 0);
+}
+
+LinearKernel KernelOf(const KernelTable& kernels, const Case& c) {
+  if (IsF8(c.input)) return kernels.linear_f8;
+  return (c.input != kInputFloat ? kernels.linear_int8 : kernels.linear_float)[c.dtype];
+}
+
 void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, uint32_t rows,
              bool bias, bool accumulate, Random* random) {
   const PackedMatrix w = packed.Matrix();
   const size_t q_stride = (w.padded_cols + 63) / 64 * 64;
   const Input in = MakeInput(kernels, w, rows, c,
                              random->Floats(static_cast<size_t>(rows) * c.k, 3.0f), q_stride);
-  if (c.input != kInputFloat && !c.f8_codes) CheckQuantization(in, w, rows, q_stride);
+  if (IsF8(c.input)) {
+    CheckF8Rounding(kernels, in, w, rows, q_stride);
+  } else if (c.input != kInputFloat) {
+    CheckQuantization(in, w, rows, q_stride);
+  }
   const std::vector<float> biases = random->Floats(c.n);
   const size_t out_stride = c.n + 5;
   const std::vector<float> before = random->Floats(rows * out_stride);
@@ -129,19 +180,19 @@ void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, ui
   args.q_sums = in.sums.data();
   args.q_groups = in.q_groups;
   args.q_full_range = c.input == kInputInt8Static;
-  args.q_format = c.f8_codes ? kRoundF8 : kRoundInt8;
+  args.f8 = in.f8.data();
+  args.f8_stride = q_stride;
   args.bias = bias ? biases.data() : nullptr;
   args.out = out.data();
   args.out_stride = out_stride;
   args.accumulate = accumulate;
   const uint32_t tiles = (c.n + kTile - 1) / kTile;
-  const LinearKernel kernel =
-      (c.input != kInputFloat ? kernels.linear_int8 : kernels.linear_float)[c.dtype];
+  const LinearKernel kernel = KernelOf(kernels, c);
   kernel(args, 0, rows, 0, tiles);
 
   // Sums of products in float32, K (or the groups, after exact integer sums) of them one after
-  // another. The products of FP8 weights by codes are exact, of which two are added in two steps.
-  const bool exact_sums = c.input != kInputFloat && c.dtype != kF8;
+  // another.
+  const bool exact_sums = c.input != kInputFloat && !IsF8(c.input);
   const double steps = (exact_sums ? 0 : c.k) + 3.0 * w.num_groups + 4;
   for (uint32_t r = 0; r < rows; ++r) {
     for (uint32_t n = 0; n < c.n; ++n) {
@@ -168,6 +219,7 @@ void RunCase(const KernelTable& kernels, const Case& c, const Packed& packed, ui
             before[r * out_stride + n]);  // nothing written beside the view
     }
   }
+  if (IsF8(c.input)) CheckSameEverywhere(args, rows, tiles, before);
   // A row alone, and a tile alone, have the same bits.
   for (uint32_t r = 0; r < rows; ++r) {
     std::vector<float> alone = before;
@@ -291,8 +343,8 @@ void CheckEveryCode(const KernelTable& kernels) {
   }
 }
 
-// FP8 weights by int8 and by E4M3 codes: each code by each other, alone in its sum, is exact; a
-// scale that is NaN makes all of its row NaN, and of no other.
+// FP8 weights by E4M3 codes: each code by each other, alone in its sum, is exact; a code or a scale
+// that is NaN makes all of its row NaN, and of no other.
 void CheckF8Codes(const KernelTable& kernels) {
   constexpr uint32_t kCodes = 256;
   Packed packed = PackMatrix(std::vector<float>(16 * kCodes, 1.0f), 16, kCodes, kF8);
@@ -300,36 +352,58 @@ void CheckF8Codes(const KernelTable& kernels) {
   for (uint32_t n = 0; n < 16; ++n) {
     for (uint32_t k = 0; k < kCodes; ++k) PutCode(&packed, n, k, (k + n) % kCodes);
   }
-  std::vector<int8_t> q(2 * kCodes, 0);
+  std::vector<uint16_t> f8(2 * kCodes, 0);
   std::vector<float> out(2 * 16), scales = {1.0f, 1.0f};
   LinearArgs args = {};
   args.w = packed.Matrix();
-  args.q = q.data();
-  args.q_stride = kCodes;
+  args.f8 = f8.data();
+  args.f8_stride = kCodes;
   args.q_scales = scales.data();
   args.q_groups = 1;
   args.out = out.data();
   args.out_stride = 16;
-  for (uint32_t format : {kRoundInt8, kRoundF8}) {
-    args.q_format = format;
-    for (uint32_t code = 0; code < kCodes; ++code) {
-      const double x =
-          format == kRoundInt8 ? static_cast<int8_t>(code) : F8Value(static_cast<uint8_t>(code));
-      if (x != x) continue;  // a row with a NaN has a scale that is one
-      for (uint32_t k = 0; k < kCodes; ++k) {
-        q[k] = static_cast<int8_t>(code);
-        kernels.linear_int8[kF8](args, 0, 1, 0, 1);
-        q[k] = 0;
-        for (uint32_t n = 0; n < 16; ++n) {
-          const double w = F8Value(static_cast<uint8_t>(k + n));
-          CHECK(w != w || out[n] == x * w);  // no weight is NaN
-        }
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    const double x = F8Value(static_cast<uint8_t>(code));
+    if (x != x) continue;
+    for (uint32_t k = 0; k < kCodes; ++k) {
+      f8[k] = ToBf16(static_cast<float>(x));
+      kernels.linear_f8(args, 0, 1, 0, 1);
+      f8[k] = 0;
+      for (uint32_t n = 0; n < 16; ++n) {
+        const double w = F8Value(static_cast<uint8_t>(k + n));
+        CHECK(w != w || out[n] == x * w);  // no weight is NaN
       }
     }
-    scales[1] = NAN;
-    kernels.linear_int8[kF8](args, 0, 2, 0, 1);
-    for (uint32_t n = 0; n < 16; ++n) CHECK(out[n] == 0 && std::isnan(out[16 + n]));
-    scales[1] = 1;
+  }
+  f8[kCodes + 9] = 0x7FC0;
+  kernels.linear_f8(args, 0, 2, 0, 1);
+  for (uint32_t n = 0; n < 16; ++n) CHECK(out[n] == 0 && std::isnan(out[16 + n]));
+  f8[kCodes + 9] = 0;
+  scales[1] = NAN;
+  kernels.linear_f8(args, 0, 2, 0, 1);
+  for (uint32_t n = 0; n < 16; ++n) CHECK(out[n] == 0 && std::isnan(out[16 + n]));
+}
+
+// A NaN or an infinity makes all of its group NaN, an infinity is saturated by a scale that it did
+// not make; zeros have the scale 0.
+void CheckF8Nan(const KernelTable& kernels) {
+  constexpr uint32_t kN = 40;
+  std::vector<uint16_t> f8(kN);
+  for (float bad : {NAN, -NAN, INFINITY, -INFINITY, 0.0f}) {
+    for (uint32_t at = 0; at < kN; ++at) {
+      std::vector<float> x(kN, bad == 0 ? 0.0f : 1.0f), scales(4, -1.0f);
+      x[at] = bad;
+      kernels.round_row_f8(x.data(), kN, 10, 1, f8.data(), scales.data());
+      for (uint32_t g = 0; g < 4; ++g) {
+        const float wanted = bad == 0 ? 0 : 1.0f / 448;
+        CHECK(g == at / 10 && bad != 0 ? std::isnan(scales[g]) : scales[g] == wanted);
+        if (bad == 0) CHECK(f8[g * 10] == 0);
+      }
+      kernels.round_row_f8(x.data(), kN, -1, 1, f8.data(), nullptr);
+      const double rounded = Bf16Value(f8[at]);
+      CHECK(std::isnan(bad) ? std::isnan(rounded)
+                            : rounded == (bad == 0 ? 0 : copysignf(448, bad)));
+    }
   }
 }
 
@@ -417,17 +491,20 @@ int main() {
       {kI4, 16, 8, 8, kInputInt8Row},
       {kI4, 50, 37, 0, kInputInt8Static},
       {kI4, 70, 256, 64, kInputInt8Static},
-      {kF8, 50, 37, 0, kInputInt8Row},
-      {kF8, 113, 64, 0, kInputInt8Row},
-      {kF8, 7, 1, 0, kInputInt8Row},
-      {kF8, 48, 575, 0, kInputInt8Static},
-      {kF8, 40, 39, 13, kInputInt8Row},
-      {kF8, 40, 96, 12, kInputInt8Group},
-      {kF8, 50, 37, 0, kInputInt8Row, false, true},
-      {kF8, 113, 258, 0, kInputInt8Row, false, true},
-      {kF8, 48, 576, 0, kInputInt8Row, false, true},
-      {kF8, 21, 600, 300, kInputInt8Row, false, true},
-      {kF8, 18, 5, 1, kInputInt8Row, false, true},
+      {kI8, 90, 576, 64, kInputInt8Group},
+      {kI8, 90, 576, 32, kInputInt8Group},
+      {kI8, 112, 256, 128, kInputInt8Group},
+      {kI4, 50, 384, 128, kInputInt8Group},
+      {kI4, 50, 384, 32, kInputInt8Group},
+      {kF8, 50, 36, 0, kInputF8Row},
+      {kF8, 113, 64, 0, kInputF8Row},
+      {kF8, 7, 4, 0, kInputF8Row},
+      {kF8, 48, 576, 0, kInputF8Static},
+      {kF8, 113, 1032, 0, kInputF8Static},
+      {kF8, 21, 600, 300, kInputF8Row},
+      {kF8, 40, 96, 12, kInputF8Group},
+      {kF8, 90, 576, 64, kInputF8Group},
+      {kF8, 18, 20, 4, kInputF8Static},
   };
   for (const KernelTable* kernels : UsableTables()) {
     Random random(7);
@@ -437,7 +514,7 @@ int main() {
         if (scale_dtype == kBF16 && !integer) continue;
         const Packed packed = PackMatrix(random.Floats(static_cast<size_t>(c.n) * c.k), c.n, c.k,
                                          c.dtype, c.group_size, false, c.with_zeros, scale_dtype);
-        for (uint32_t rows = 1; rows <= 37; rows += rows < 10 ? 1 : 9) {
+        for (uint32_t rows = 1; rows <= 37; rows += rows < 17 ? 1 : 20) {
           RunCase(*kernels, c, packed, rows, rows % 2 == 0, rows % 3 == 0, &random);
         }
       }
@@ -445,6 +522,7 @@ int main() {
     CheckExtremes(*kernels);
     CheckEveryCode(*kernels);
     CheckF8Codes(*kernels);
+    CheckF8Nan(*kernels);
     CheckZerosAndNan(*kernels);
     printf("%s: ok\n", kernels->name);
   }

@@ -206,7 +206,7 @@ void CheckRules() {
       {[&](TinyModel* m) { op(m, kOpLinear).tensors[0] = 0; }, "the weight is row-major"},
       {[&](TinyModel* m) { op(m, kOpLinear).tensors[1] = 0; }, "the bias is 96 x 4"},
       {[&](TinyModel* m) { op(m, kOpLinear).i[0] = 2; }, "add flag is 2"},
-      {[&](TinyModel* m) { op(m, kOpLinear).i[1] = 4; }, "takes its input as 4"},
+      {[&](TinyModel* m) { op(m, kOpLinear).i[1] = 7; }, "takes its input as 7"},
       {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputInt8Static; },
        "the input's scale is 0, wanted a number above 0"},
       {[&](TinyModel* m) { op(m, kOpLinear).in[1].slot = 99; }, "the adapters' input is slot 99"},
@@ -257,6 +257,25 @@ void CheckRules() {
                 {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputInt8Row; },
                  "the weight is not I8 or I4 without zero points"},
             });
+
+  TinyShape f8 = SmallShape();
+  f8.dtype = kF8;
+  f8.input = kInputF8Row;
+  f8.group_size = 0;
+  CheckEdits(f8, {
+                     {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputF8Static; },
+                      "the input's scale is 0, wanted a number above 0"},
+                     {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputF8Group; },
+                      "the weight has no groups"},
+                     {[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputInt8Row; },
+                      "the weight is not I8 or I4 without zero points"},
+                 });
+  f8.hidden = 42;
+  CheckEdits(f8, {{[](TinyModel*) {}, "has groups of 42 columns; wanted a multiple of 4"}});
+  TinyShape not_f8 = SmallShape();
+  not_f8.dtype = kI8;
+  CheckEdits(not_f8, {{[&](TinyModel* m) { op(m, kOpLinear).i[1] = kInputF8Row; },
+                       "the weight is not F8"}});
 
   TinyShape rounded = SmallShape();
   rounded.dtype = kF4;
@@ -445,6 +464,8 @@ void Mutate(int count, uint64_t seed) {
       }
       if (integer && variant % 3 == 0) shape.input = kInputInt8Static;
       if (integer && variant % 3 == 1) shape.input = kInputFloat;
+      if (shape.dtype == kF8) shape.input = kInputF8Row + variant / 2 % 3;
+      if (shape.input == kInputF8Group) shape.group_size = 8;
       shape.with_zeros = shape.dtype == kI4 && shape.input == kInputFloat;
       shape.by_group = shape.group_size != 0 && variant % 4 == 0;
       shape.pre_scale = variant % 2 == 0;

@@ -145,6 +145,42 @@ void CheckEmbedding() {
   }
 }
 
+// Groups by themselves, of lengths that kernels have loops of their own for and others; scales that
+// are subnormal are coarse, so that codes beyond 127 are possible.
+void CheckQuantizedGroups(const KernelTable& kernels, Random* random) {
+  constexpr uint32_t kGroups = 9;
+  for (uint32_t n : {8u, 32u, 48u, 64u, 128u}) {
+    std::vector<float> x = random->Floats(static_cast<size_t>(kGroups) * n);
+    const float factors[kGroups] = {1, 0, 1e-30f, 1e30f, 3e-42f, 1e-37f, 1e-44f, 1, 127};
+    for (uint32_t i = 0; i < kGroups * n; ++i) x[i] *= factors[i / n];
+    x[7 * n + n / 2] = NAN;
+    std::vector<int8_t> q(x.size() + 16, 1);
+    float scales[kGroups];
+    int32_t sums[kGroups];
+    kernels.quantize_row(x.data(), kGroups * n, kGroups * n + 8, kGroups, kGroups, q.data(), scales,
+                         sums);
+    for (uint32_t g = 0; g < kGroups; ++g) {
+      if (g == 7) {
+        CHECK(std::isnan(scales[g]));
+        continue;
+      }
+      float most = 0;
+      for (uint32_t i = 0; i < n; ++i) most = std::fmax(most, std::fabs(x[g * n + i]));
+      const float scale = most / 127.0f;
+      CHECK(scales[g] == scale);
+      int32_t sum = 0;
+      for (uint32_t i = 0; i < n; ++i) {
+        const float y = scale == 0 ? 0.0f : x[g * n + i] / scale;
+        const float code = std::nearbyint(std::fmin(std::fmax(y, -127.0f), 127.0f));
+        CHECK(q[g * n + i] == code);
+        sum += static_cast<int32_t>(code);
+      }
+      CHECK(sums[g] == sum);
+    }
+    for (uint32_t i = 0; i < 16; ++i) CHECK(q[kGroups * n + i] == (i < 8 ? 0 : 1));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -153,6 +189,7 @@ int main() {
     for (uint32_t n : kLengths) CheckLengths(*kernels, n, &random);
     CheckGlu(*kernels);
     CheckSoftcap(*kernels);
+    CheckQuantizedGroups(*kernels, &random);
     printf("%s: ok\n", kernels->name);
   }
   CheckEmbedding();

@@ -95,7 +95,7 @@ class TinyModel {
               : s.dtype != kI8 && s.dtype != kI4 ? kInputFloat
               : s.by_group                       ? kInputInt8Group
                                                  : kInputInt8Row;
-    if (op.i[1] == kInputInt8Static) op.f[0] = kStaticScale;
+    if (op.i[1] == kInputInt8Static || op.i[1] == kInputF8Static) op.f[0] = kStaticScale;
   }
   void Norm(const char* name, View in, View out, uint32_t groups, uint32_t width) {
     const int32_t weight = Vector(name, width);
@@ -300,6 +300,12 @@ inline void TinyModel::RunOp(const OpRecord& op, const std::vector<int32_t>& ids
         std::vector<double> taken(a, a + r.cols);
         if (op.i[1] == kInputInt8Static) {
           for (double& x : taken) x = NearestValue(kRoundInt8, x / op.f[0], -128) * op.f[0];
+        } else if (op.i[1] >= kInputF8Row) {
+          OpRecord round = op;
+          round.i[1] = kRoundF8;
+          round.i[2] = op.i[1] == kInputF8Static ? -1 : 0;
+          const uint32_t group = op.i[1] == kInputF8Group ? r.group_size : r.cols;
+          for (uint32_t k = 0; k < r.cols; k += group) RoundGroup(round, a + k, group, &taken[k]);
         }
         for (uint32_t n = 0; n < r.rows; ++n) {
           double sum = op.i[0] ? out[n] : 0;

@@ -62,11 +62,10 @@ class PlanInterpreter:
         tensor = self.plan.tensors[op.tensors[0]]
         x = self.view(op.ins[0], tensor.cols)
         kind = LinearInput(op.i[1])
-        if kind is LinearInput.INT8_STATIC:
-            x = rounded(x, RoundFormat.INT8, -1, op.f[0])
-        elif kind is not LinearInput.FLOAT:
-            group = tensor.group_size if kind is LinearInput.INT8_GROUP else tensor.cols
-            x = rounded(x, RoundFormat.INT8, group)
+        if kind is not LinearInput.FLOAT:
+            to, group = kind.name.split("_")
+            columns = {"STATIC": -1, "ROW": 0, "GROUP": tensor.group_size}[group]
+            x = rounded(x, RoundFormat[to], columns, op.f[0])
         y = x @ self.matrix(op.tensors[0]).T
         if op.tensors[1] >= 0:
             y = y + self.matrix(op.tensors[1])[0]

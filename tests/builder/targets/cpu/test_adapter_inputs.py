@@ -9,11 +9,15 @@ import onnx_ir as ir
 import pytest
 from plan_interpreter import PlanInterpreter
 from plansmith.builder.batch import BatchPlanner
+from plansmith.builder.scheme import WHOLE, Scheme
 from plansmith.builder.targets.cpu.lowering import lower
 from plansmith.builder.targets.cpu.plan_file import Op, View
 from plansmith.builder.targets.cpu.plan_writer import write_plan
 from quantized_weights import SCHEMES
 from scheme_graphs import graph_of
+
+# "static": by a fixed scale, in memory, since its products cannot
+KINDS = {**SCHEMES, "static": Scheme("int4", 32, zero_points=True, input="int8", input_group=WHOLE)}
 
 
 class AdapterWitness(PlanInterpreter):
@@ -65,9 +69,9 @@ def run_witness(model: ir.Model, header: dict[str, int], path: Path) -> int:
     return witness.checked // len(steps)
 
 
-@pytest.mark.parametrize("name", ["int4_awq", "int8_sq", "fp8", "w4a8", "nvfp4"])
+@pytest.mark.parametrize("name", ["int4_awq", "int8_sq", "static", "w4a8", "nvfp4"])
 def test_adapters_find_the_input_as_it_was(name: str, tmp_path: Path) -> None:
-    assert run_witness(*graph_of(SCHEMES[name]), tmp_path / "p") == 9
+    assert run_witness(*graph_of(KINDS[name]), tmp_path / "p") == 9
 
 
 def normed(model: ir.Model, value: ir.Value, after: ir.Node, layer: int) -> None:
@@ -83,12 +87,12 @@ def normed(model: ir.Model, value: ir.Value, after: ir.Node, layer: int) -> None
 
 
 @pytest.mark.parametrize(("layer", "product"), [(0, "q"), (1, "o")], ids=["all_rows", "wanted_rows"])
-@pytest.mark.parametrize("name", ["fp8", "nvfp4", "int4_awq"])
+@pytest.mark.parametrize("name", ["static", "nvfp4", "int4_awq"])
 def test_nobody_overwrites_it_in_between(name: str, layer: int, product: str, tmp_path: Path) -> None:
-    model, header = graph_of(SCHEMES[name])
-    last = {"fp8": "input_dq", "nvfp4": "round", "int4_awq": "pre_scale"}[name]
+    model, header = graph_of(KINDS[name])
+    last = {"static": "input_dq", "nvfp4": "round", "int4_awq": "pre_scale"}[name]
     nodes = {node.name: node for node in model.graph}
-    value = nodes[f"layers.{layer}.{product}/{'input_q' if name == 'fp8' else last}"].inputs[0]
+    value = nodes[f"layers.{layer}.{product}/{'input_q' if name == 'static' else last}"].inputs[0]
     assert value is not None
     normed(model, value, nodes[f"layers.{layer}.{product}/{last}"], layer)
     assert run_witness(model, header, tmp_path / "p") == 9
@@ -96,7 +100,7 @@ def test_nobody_overwrites_it_in_between(name: str, layer: int, product: str, tm
 
 def test_wanted_rows_of_an_input_that_all_rows_share(tmp_path: Path) -> None:
     """The last layer's gate and up read what its q, k and v read, and a norm may overwrite its wanted rows."""
-    model, header = graph_of(SCHEMES["fp8"])
+    model, header = graph_of(KINDS["static"])
     nodes = {node.name: node for node in model.graph}
     for unit in ("gate", "up"):
         nodes[f"layers.1.{unit}/matmul"].replace_input_with(0, nodes["layers.1.q/input_dq"].outputs[0])

@@ -21,7 +21,7 @@ from plansmith.builder.targets.cpu.plan_file import (
 from quantized_weights import SCHEMES, RandomQuantizedWeights, quantization, quantized_spec
 from scheme_graphs import graph_of
 
-FLOAT_IN, ROW, GROUP, STATIC = LinearInput
+FLOAT_IN, ROW, GROUP, STATIC, F8_ROW, F8_GROUP, F8_STATIC = LinearInput
 
 
 def program_of(*args: Any, **fields: Any) -> Program:
@@ -60,11 +60,11 @@ KINDS: dict[str, tuple[LinearInput, int, tuple[RoundFormat, int] | None]] = {
     "int4_int8_rows": (ROW, 32, None),
     "int4_int8_groups": (GROUP, 32, None),
     "fp8_wo": (FLOAT_IN, 0, None),
-    "fp8": (FLOAT_IN, 0, (RoundFormat.F8, -1)),
-    "fp8_rows": (FLOAT_IN, 0, (RoundFormat.F8, 0)),
-    "fp8_blocks": (FLOAT_IN, 32, (RoundFormat.F8, 32)),
-    "fp8_blocks_128": (FLOAT_IN, 128, (RoundFormat.F8, 128)),
-    "w4a8": (FLOAT_IN, 0, (RoundFormat.F8, -1)),
+    "fp8": (F8_STATIC, 0, None),
+    "fp8_rows": (F8_ROW, 0, None),
+    "fp8_blocks": (F8_GROUP, 32, None),
+    "fp8_blocks_128": (F8_GROUP, 128, None),
+    "w4a8": (F8_STATIC, 0, None),
     "nvfp4_wo": (FLOAT_IN, 16, None),
     "nvfp4": (FLOAT_IN, 16, (RoundFormat.F4, 16)),
 }
@@ -85,7 +85,7 @@ def test_products_share_what_comes_before_them(name: str) -> None:
     scale = np.float32(calibrated.quantized_input("layers.0.k.weight").scale)
     op = by_name(program)["layers.0.q|k|v"]
     assert op.i[1] == kind and program.tensors[op.tensors[0]].group_size == group
-    assert op.f == (pytest.approx(scale) if kind is STATIC else 0.0,)
+    assert op.f == (pytest.approx(scale) if kind in (STATIC, F8_STATIC) else 0.0,)
     for op in program.ops:
         if op.code is OpCode.ROUND_INPUT:
             assert rounding is not None and op.i[1:] == rounding
@@ -99,11 +99,13 @@ def test_only_what_all_products_can_round_is_left_to_them() -> None:
     coarse = Scheme("int8", 32, input="int8", input_group=64)  # one input scale for two of the weight's
     fine = Scheme("int4", 64, input="int8", input_group=32)
     whole = Scheme("int4", 32, input="int8", input_group=128)  # all columns of q's input
+    f8 = Scheme("fp8", 128, input="fp8", input_group=32)
     zeros = Scheme("int4", 32, zero_points=True, input="int8", input_group=0)
     cases = {
         "coarse": ({"q": coarse}, ["ROUND_INPUT q/round", "LINEAR q", "LINEAR k|v"], FLOAT_IN, 32),
         "fine": ({"q": fine}, ["LINEAR q", "LINEAR k|v"], GROUP, 32),
         "whole": ({"q": whole}, ["LINEAR q", "LINEAR k|v"], ROW, 32),
+        "f8": ({"q": f8, "k": f8, "v": f8}, ["LINEAR q|k|v"], F8_GROUP, 32),
         "zeros": ({"q": zeros}, ["ROUND_INPUT q/round", "LINEAR q", "LINEAR k|v"], FLOAT_IN, 32),
         "mixed": (
             {"q": rows, "k": zeros, "v": rows},
@@ -121,7 +123,7 @@ def test_only_what_all_products_can_round_is_left_to_them() -> None:
 
 def test_each_layer_has_a_scheme_of_its_own() -> None:
     program = program_of({"q": SCHEMES["fp8"], "k": SCHEMES["fp8"], "v": FLOAT, "down": SCHEMES["nvfp4"]})
-    wanted = """ROUND_INPUT q/input_q|LINEAR q+k|LINEAR v|LINEAR o|LINEAR gate+up|ROUND_INPUT down/round|LINEAR down"""
+    wanted = """LINEAR q+k|LINEAR v|LINEAR o|LINEAR gate+up|ROUND_INPUT down/round|LINEAR down"""
     assert layer(program) == [line.replace("+", "|") for line in wanted.split("|")]
 
 
@@ -144,11 +146,13 @@ class UnequalInputs(RandomQuantizedWeights):
 def test_what_one_tensor_or_one_input_cannot_hold_stays_apart() -> None:
     assert layer(program_of(SCHEMES["nvfp4_wo"], UnequalOuterScales))[:2] == ["LINEAR q|v", "LINEAR k"]
     lines = layer(program_of(SCHEMES["fp8"], UnequalInputs))
-    assert lines[:4] == ["ROUND_INPUT q/input_q", "LINEAR q|k", "ROUND_INPUT v/input_q", "LINEAR v"]
+    assert lines[:2] == ["LINEAR q|k", "LINEAR v"]
     assert layer(program_of(SCHEMES["int8_static"], UnequalInputs))[:2] == ["LINEAR q|k", "LINEAR v"]
 
 
-@pytest.mark.parametrize("name", ["int8_wo", "int8_static", "int8_rows", "int4_int8_groups"])
+@pytest.mark.parametrize(
+    "name", ["int8_wo", "int8_static", "int8_rows", "int4_int8_groups", "fp8", "fp8_blocks"]
+)
 def test_inputs_that_nothing_changed_are_told_once(name: str) -> None:
     assert all(len(op.ins) == 1 for op in program_of(SCHEMES[name]).ops if op.code is OpCode.LINEAR)
 
@@ -158,9 +162,7 @@ def test_the_last_layers_inputs_are_rounded_for_the_wanted_rows_alone(name: str)
     program = program_of(SCHEMES[name])
     gather = OpCode.GATHER_ROWS
     rows = {op.name: program.slots[op.out.slot].rows for op in program.ops if op.code is not gather}
-    before = [
-        op for op in rows if op.startswith(("layers.1.o/", "layers.1.gate/", "layers.1.down/", "lm_head/"))
-    ]
+    before = [op for op in rows if op.startswith(("layers.1.o", "layers.1.gate", "layers.1.down", "lm_head"))]
     assert before and all(rows[op] is SlotRows.LOGITS for op in before)
     assert all(rows[op] is SlotRows.TOKENS for op in rows if op.startswith(("layers.0.", "layers.1.q")))
 
