@@ -43,10 +43,12 @@ void RunLinear(void* context, int) {
   const uint32_t row_items = (b->rows + 127) / 128, tile_items = (b->tiles + each - 1) / each;
   for (uint32_t i; (i = b->next.fetch_add(1)) < row_items * tile_items;) {
     const uint32_t row = i / tile_items * 128, tile = i % tile_items * each;
-    const LinearKernel* kernels =
-        b->args->q != nullptr ? b->kernels->linear_int8 : b->kernels->linear_float;
-    kernels[b->args->w.dtype](*b->args, row, std::min(b->rows, row + 128), tile,
-                              std::min(b->tiles, tile + each));
+    const KernelTable& table = *b->kernels;
+    const LinearKernel kernel =
+        b->args->f8 != nullptr
+            ? table.linear_f8
+            : (b->args->q != nullptr ? table.linear_int8 : table.linear_float)[b->args->w.dtype];
+    kernel(*b->args, row, std::min(b->rows, row + 128), tile, std::min(b->tiles, tile + each));
   }
 }
 
@@ -75,7 +77,7 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       {"i4 x i8, by 32", kI4, 32, kInputInt8Group, false},
       {"i8 x i8, by 64", kI8, 64, kInputInt8Group, false},
       {"i4 x i8, by 64", kI4, 64, kInputInt8Group, false},
-      {"f8 x i8", kF8, 0, kInputInt8Row, false},
+      {"f8 x f8", kF8, 0, kInputF8Row, false},
   };
   Random random(1);
   printf("%-15s %-12s %4s %9s %9s %6s\n", "weight x input", "N x K", "M", "GOP/s", "GB/s", "peak");
@@ -98,7 +100,15 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
       const uint32_t q_groups = pair.input == kInputInt8Group ? w.num_groups : 1;
       std::vector<float> scales(static_cast<size_t>(max_rows) * q_groups);
       std::vector<int32_t> sums(max_rows * w.num_groups);
-      const bool integer = pair.input != kInputFloat;
+      const bool float8 = pair.input == kInputF8Row;
+      const bool integer = pair.input != kInputFloat && !float8;
+      std::vector<uint16_t> f8(float8 ? static_cast<size_t>(max_rows) * w.padded_cols : 0);
+      if (float8) {
+        for (uint32_t r = 0; r < max_rows; ++r) {
+          kernels.round_row_f8(&x[r * w.cols], w.cols, static_cast<int32_t>(w.cols), 1.0f,
+                               &f8[r * w.padded_cols], &scales[r]);
+        }
+      }
       if (integer) {
         for (uint32_t r = 0; r < max_rows; ++r) {
           kernels.quantize_row(&x[r * w.cols], w.cols, w.padded_cols, q_groups, w.num_groups,
@@ -120,6 +130,8 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
         a.q_scales = scales.data();
         a.q_sums = sums.data();
         a.q_groups = q_groups;
+        a.f8 = float8 ? f8.data() : nullptr;
+        a.f8_stride = w.padded_cols;
         a.out = out.as<float>();
         a.out_stride = shape.n;
         b.copies.push_back(a);
@@ -143,8 +155,8 @@ void BenchLinear(const KernelTable& kernels, ThreadPool* pool, const Peaks& peak
         const double gb = static_cast<double>(bytes) / best * 1e-9;
         // Codes meet FP8 weights as bfloat16 where that is known, else as floats.
         const double floats =
-            integer && peaks.bf16_gflop_s > 0 ? peaks.bf16_gflop_s : peaks.fma_gflop_s;
-        const double peak = integer && pair.dtype != kF8 ? peaks.int8_gop_s : floats;
+            float8 && peaks.bf16_gflop_s > 0 ? peaks.bf16_gflop_s : peaks.fma_gflop_s;
+        const double peak = integer ? peaks.int8_gop_s : floats;
         const double share = std::max(gb / peaks.read_gb_s, peak > 0 ? ops / peak : 0);
         printf("%-15s %5ux%-6u %4u %9.1f %9.1f %5.0f%%\n", pair.name, shape.n, shape.k, rows, ops,
                gb, 100 * share);
