@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -121,6 +122,7 @@ def reference_tokens(settings: driver.Settings, outputs: dict[str, list[int]]) -
     if tokens is None:
         with driver.Driver(dataclasses.replace(settings, reload=False), driver.say) as alone:
             alone.prepare(variants.chosen(variants.all_variants(), REFERENCE))
+            alone.start_all()
             alone.compare_outputs()
             tokens = alone.outputs.get("transformers fp32", [])
     if tokens:
@@ -166,8 +168,9 @@ def keep_partial(args: argparse.Namespace, run: driver.Driver) -> None:
     """Write what an interrupted run measured beside the reports of whole ones."""
     text, values = report_of(args, run, whole=False)
     path = WORK / f"partial{suffix(args.model)}.md"
-    rounds = max(sample["round"] for sample in run.samples)
-    title = f"Interrupted in round {rounds + 1} of {args.rounds}: not a whole run; numbers of samples differ."
+    rounds = [sample["round"] for sample in run.samples if sample["test"] != "start"]
+    when = f"in round {max(rounds) + 1} of {args.rounds}" if rounds else "at the starts"
+    title = f"Interrupted {when}: not a whole run; numbers of samples differ."
     path.write_text(f"{title}\n\n{text}")
     path.with_suffix(".json").write_text(json.dumps(values) + "\n")
     driver.say(
@@ -200,14 +203,16 @@ def settings_of(args: argparse.Namespace, model: Path) -> driver.Settings:
 
 def measure(args: argparse.Namespace, run: driver.Driver) -> None:
     """Run the rounds; where they are interrupted, what was measured is kept as such."""
-    binary = roofline.build_peaks()
+    peaks = functools.partial(roofline.measure_peaks, roofline.build_peaks(), args.threads)
     whole = False
     try:
         run.prepare(args.variants)
+        run.fresh_starts(0 if args.quick else args.rounds, peaks)
+        run.start_all()
         run.compare_outputs()
         for round_idx in range(args.rounds):
             begin = time.monotonic()
-            run.round(round_idx, lambda: roofline.measure_peaks(binary, args.threads), starts=not args.quick)
+            run.round(round_idx, peaks)
             driver.say(f"round {round_idx} took {time.monotonic() - begin:.0f} s")
         whole = True
     finally:
@@ -220,7 +225,7 @@ def run_all(args: argparse.Namespace) -> None:
     check_plansmith()
     with driver.Driver(settings_of(args, checkpoint(args.model)), driver.say) as run:
         if args.install:
-            run.prepare(args.variants, start=False)
+            run.prepare(args.variants)
             for name, facts in run.facts.items():
                 driver.say(f"{name}: ready to run, weights of {facts['weight_bytes'] / 1e6:.0f} MB")
             sys.exit(f"failed: {run.failures}" if run.failures else 0)

@@ -8,6 +8,7 @@ About a minute on two idle cores. --record appends the run to bench/history/smok
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -25,11 +26,13 @@ def measure(rounds: int, threads: int, wanted: str) -> Results:
     work = common.ROOT / "build" / "peers"
     workload = cases.read_workload(common.WORKLOAD)
     settings = driver.Settings(work, common.demo_checkpoint(), workload, cases.TESTS, threads)
-    binary = roofline.build_peaks()
+    peaks = functools.partial(roofline.measure_peaks, roofline.build_peaks(), threads)
     with driver.Driver(settings, driver.say) as run:
         run.prepare(variants.chosen(variants.all_variants(["plansmith"]), wanted))
+        run.fresh_starts(rounds, peaks)
+        run.start_all()
         for round_idx in range(rounds):
-            run.round(round_idx, lambda: roofline.measure_peaks(binary, threads), starts=True)
+            run.round(round_idx, peaks)
     if run.failures:
         sys.exit(f"failed: {run.failures}")
     return Results(run.samples, run.facts, roofline.ModelCost.of(settings.checkpoint), workload)

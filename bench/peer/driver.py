@@ -1,7 +1,8 @@
 """Runs the tests in rounds, one engine at a time, the machine's peaks between.
 
-Every variant is started once and stays, stopped while others run. With `Settings.reload`, for models of which memory
-does not hold all variants at once, each is started and ended in every round.
+First each variant is started fresh some times, alone in memory. Then every variant is started once and stays, stopped
+while others run. With `Settings.reload`, for models of which memory does not hold all variants at once, each is started
+and ended in every round.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .machine import Others, available_memory
 from .session import PeerError, Session
 from .variants import Variant
 
-# Slower starts than this are measured in the first round only.
+# Slower starts than this are measured once only.
 _QUICK_START_S = 20.0
 _START_ROUND = 1000
 # What an engine may take beside its weights: 1 GB of KV cache, its libraries, and room for the system.
@@ -96,20 +97,43 @@ class Driver:
         self.failures[variant.label] = f"{during}: {error}"
         self.say(f"{variant.label}: left out, {during} failed: {error}")
 
-    def prepare(self, variants: Sequence[Variant], start: bool = True) -> None:
-        """Install, convert and, with `start`, start each variant that is to stay; what fails is left out."""
+    def prepare(self, variants: Sequence[Variant]) -> None:
+        """Install and convert each variant; what fails is left out."""
         for variant in variants:
             log = self._log(variant, "install")
             try:
                 variant.module.install(self.settings.work, log)
                 model = variant.module.convert(self.settings.checkpoint, self.settings.work, variant.name)
                 self.facts[variant.label] = {"weight_bytes": variant.module.weight_bytes(model, variant.name)}
-                if start and not self.settings.reload:
-                    self._check_memory(variant)
-                    self._warm_up(variant, self._open(variant, "session"))
                 self.variants.append(variant)
             except Exception as error:  # whatever a peer's tools raise: it is left out, the rest runs
-                self._fail(variant, "installing, converting or starting", _named(error, log))
+                self._fail(variant, "installing or converting", _named(error, log))
+
+    def fresh_starts(self, rounds: int, peaks: Callable[[], dict[str, Any]]) -> None:
+        """Measure the start of a fresh process of each variant so many times, while no other is in memory.
+
+        With `Settings.reload` the rounds do that.
+        """
+        slow: set[Variant] = set()
+        for round_idx in range(0 if self.settings.reload else rounds):
+            now = peaks()
+            for variant in _rotated(self.variants, round_idx):
+                if variant in slow:
+                    continue
+                session = self._fresh_start(variant, round_idx, now)
+                if session is None or session.start_s >= _QUICK_START_S:
+                    slow.add(variant)
+                if session is not None:
+                    session.close()
+
+    def start_all(self) -> None:
+        """Start each variant, unless `Settings.reload`; what fails is left out."""
+        for variant in [] if self.settings.reload else list(self.variants):
+            try:
+                self._check_memory(variant)
+                self._warm_up(variant, self._open(variant, "session"))
+            except Exception as error:  # a peer may fail in any way
+                self._fail(variant, "starting", _named(error, self._log(variant, "session")))
 
     def _open(self, variant: Variant, what: str) -> Session:
         settings = self.settings
@@ -149,11 +173,10 @@ class Driver:
         except PeerError as error:
             self._fail(variant, "greedy tokens", error)
 
-    def round(self, round_idx: int, peaks: Callable[[], dict[str, Any]], starts: bool) -> None:
+    def round(self, round_idx: int, peaks: Callable[[], dict[str, Any]]) -> None:
         """Run every test of every variant once; each round begins with another variant.
 
-        peaks  : measures the machine's peaks; called before every test
-        starts : measure also the start of a fresh process of each variant
+        peaks : measures the machine's peaks; called before every test
         """
         if self.settings.reload:
             for variant in _rotated(self.variants, round_idx):
@@ -163,13 +186,6 @@ class Driver:
             now = peaks()
             for variant in _rotated(self.variants, round_idx):
                 self._run(variant, test, round_idx, now)
-        if starts:
-            now = peaks()
-            for variant in _rotated(self.variants, round_idx):
-                if round_idx == 0 or self.sessions[variant].start_s < _QUICK_START_S:
-                    session = self._fresh_start(variant, round_idx, now)
-                    if session is not None:
-                        session.close()
 
     def _alone(self, variant: Variant, round_idx: int, peaks: Callable[[], dict[str, Any]]) -> None:
         """Start one variant, run every test of it, and end it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .goals import best_ours, best_peer
@@ -93,20 +93,21 @@ def footprint_table(results: Results, equal_tokens: dict[str, int]) -> str:
                 engine,
                 facts.get("version", "-"),
                 f"{facts['weight_bytes'] / 1e6:.0f}",
-                _peak_memory(results, engine),
+                _peak_memory(results, engine, min),  # it only grows
+                _peak_memory(results, engine, max),
                 f"{facts['load_s']:.2f}" if "load_s" in facts else "-",
                 _spread(results, engine, "start", "start_to_first_token_s"),
                 equal_tokens.get(engine, "-"),
             ]
         )
-    header = ["engine", "version", "weights, MB", "peak memory, MB", "first load, s"]
+    header = ["engine", "version", "weights, MB", "peak memory, MB", "after all rounds, MB", "first load, s"]
     header += ["fresh process to first token, s", "leading tokens as transformers fp32, of 128"]
     return "### What each engine takes\n\n" + table(header, rows)
 
 
-def _peak_memory(results: Results, engine: str) -> str:
+def _peak_memory(results: Results, engine: str, of: Callable[[Iterable[float]], float]) -> str:
     values = results.values(engine, "memory", "peak_rss_mb").values()
-    return number(max(values)) if values else "-"
+    return number(of(values)) if values else "-"
 
 
 def goals_table(verdicts: Sequence[dict[str, Any]]) -> str:

@@ -27,17 +27,22 @@ def test_rounds_go_through_tests_and_engines_in_turn(tmp_path: Path) -> None:
     one, two = variants(module("one", "ok"), module("two", "ok"))
     with driver.Driver(settings(tmp_path), said.append) as run:
         run.prepare([one, two])
+        run.fresh_starts(2, lambda: PEAKS)
+        assert not run.sessions
+        run.start_all()
         run.compare_outputs()
         for round_idx in range(2):
-            run.round(round_idx, lambda: PEAKS, starts=round_idx == 0)
+            run.round(round_idx, lambda: PEAKS)
     order = [(s["round"], s["test"], s["engine"]) for s in run.samples]
     assert order == [
+        (0, "start", "One ok"),
+        (0, "start", "Two ok"),
+        (1, "start", "Two ok"),
+        (1, "start", "One ok"),
         (0, "single", "One ok"),
         (0, "single", "Two ok"),
         (0, "conc16", "One ok"),
         (0, "conc16", "Two ok"),
-        (0, "start", "One ok"),
-        (0, "start", "Two ok"),
         (1, "single", "Two ok"),
         (1, "single", "One ok"),
         (1, "conc16", "Two ok"),
@@ -65,7 +70,8 @@ def test_rounds_go_through_tests_and_engines_in_turn(tmp_path: Path) -> None:
 def test_an_engine_that_fails_is_named_and_the_rest_runs(tmp_path: Path, how: str, reason: str) -> None:
     with driver.Driver(settings(tmp_path, ("prefill",)), lambda text: None) as run:
         run.prepare(variants(module("good", "ok"), module("bad", how)))
-        run.round(0, lambda: PEAKS, starts=False)
+        run.start_all()
+        run.round(0, lambda: PEAKS)
     assert list(run.failures) == [f"Bad {how}"]
     assert reason in run.failures[f"Bad {how}"]
     assert str(tmp_path / "logs") in run.failures[f"Bad {how}"]
@@ -75,6 +81,7 @@ def test_an_engine_that_fails_is_named_and_the_rest_runs(tmp_path: Path, how: st
 def test_an_engine_that_repeats_one_token_is_left_out(tmp_path: Path) -> None:
     with driver.Driver(settings(tmp_path), lambda text: None) as run:
         run.prepare(variants(module("good", "ok"), module("bad", "repeats")))
+        run.start_all()
         run.compare_outputs()
     assert list(run.outputs) == ["Good ok"]
     assert "128 times and no other" in run.failures["Bad repeats"]
@@ -82,7 +89,7 @@ def test_an_engine_that_repeats_one_token_is_left_out(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
     with driver.Driver(settings(tmp_path), lambda text: None) as run:
-        run.prepare(variants(module("bad", "ok", broken=True), module("good", "ok")), start=False)
+        run.prepare(variants(module("bad", "ok", broken=True), module("good", "ok")))
     assert list(run.failures) == ["Bad ok"]
     assert "no such package" in run.failures["Bad ok"]
     assert run.facts == {"Good ok": {"weight_bytes": 1000}}
@@ -91,6 +98,7 @@ def test_an_engine_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
 def test_an_engine_that_would_not_fit_into_memory_is_not_started(tmp_path: Path) -> None:
     with driver.Driver(settings(tmp_path), lambda text: None, lambda: 1_500_000_000) as run:
         run.prepare(variants(module("one", "ok")))
+        run.start_all()
     assert "1.5 GB of memory are left" in run.failures["One ok"]
     assert not run.sessions
 
@@ -105,9 +113,11 @@ def test_with_reload_one_engine_alone_is_there(tmp_path: Path) -> None:
             return PEAKS
 
         run.prepare(variants(module("one", "ok"), module("two", "ok", "short")))
-        assert not run.sessions
+        run.fresh_starts(2, peaks)
+        run.start_all()
+        assert not run.sessions and not there
         for round_idx in range(2):
-            run.round(round_idx, peaks, starts=True)
+            run.round(round_idx, peaks)
     order = [(s["round"], s["test"], s["engine"]) for s in run.samples]
     tests = ("start", "single", "conc16")
     assert order == [
