@@ -133,7 +133,7 @@ def test_an_interrupted_run_keeps_what_it_measured_and_ends_its_engines(
 
 def test_a_run_interrupted_before_its_first_sample_ends_quietly(tmp_path: Path) -> None:
     run = start(tmp_path, "int8-hangs", "--no-reload")
-    log = tmp_path / "logs" / "fake-int8-hangs-session.log"
+    log = tmp_path / "logs" / "fake-int8-hangs-start.log"
     wait_until(lambda: log.exists() and "and chats" in log.read_text())
     pids = process_tree(run.pid)
     os.kill(run.pid, signal.SIGINT)
