@@ -55,7 +55,7 @@ bool CandidateSearch::Begin(const psm_batch& batch, uint32_t num_parts) {
   for (int32_t row = 0; row < batch.num_logits_rows; ++row) {
     batch.candidates[static_cast<size_t>(row) * k].token_id = -1;
   }
-  if (lists > kMaxLists || lists * k > kMaxEntries) return false;
+  if (num_parts == 0 || lists > kMaxLists || lists * k > kMaxEntries) return false;
   k_ = static_cast<uint32_t>(k);
   num_parts_ = num_parts;
   return true;

@@ -274,7 +274,9 @@ void Executor::BuildPhases() {
   if (!phases_.empty()) {  // a plan without ops is one, too
     const Phase& last = phases_.back();
     ends_with_logits_ = last.code == kOpLinear && stages_.back().first == stages_.back().last &&
-                        static_cast<uint32_t>(last.op->out.slot) == h.logits_slot;
+                        static_cast<uint32_t>(last.op->out.slot) == h.logits_slot &&
+                        last.op->out.col == 0 &&
+                        last.linear.w.rows == static_cast<uint32_t>(h.vocab_size);
   }
   const size_t floats =
       AttentionScratchFloats(kMaxAttentionQueries, static_cast<uint32_t>(h.head_dim));

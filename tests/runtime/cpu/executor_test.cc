@@ -124,6 +124,18 @@ const Precision kPrecisions[] = {
        s->round = kRoundF4;
        s->round_group = 16;
      }},
+    {"f32, plain logits", 1e-5, [](TinyShape* s) { s->plain_logits = true; }},
+    {"i8, plain logits", 0.03,
+     [](TinyShape* s) {
+       s->dtype = kI8;
+       s->plain_logits = true;
+       s->vocab = 700;  // of several items, and not a multiple of a tile
+     }},
+    {"f32, split logits", 1e-5,
+     [](TinyShape* s) {
+       s->plain_logits = true;
+       s->split_logits = true;
+     }},
     {"f16 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF16; }},
     {"f8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvF8; }},
     {"i8 KV", 1e-5, [](TinyShape* s) { s->kv_format = kKvI8; }},
@@ -159,6 +171,9 @@ void CheckPrecision(const Precision& p, const char* isa) {
   }
   for (int32_t threads : {1, 2, 3}) {
     Driver driver(file.path(), isa, threads, 60, static_cast<uint64_t>(threads));
+    // Candidates come from the product that makes whole rows of logits, where there is one.
+    const bool has_candidates = model.s.plain_logits && !model.s.split_logits;
+    CHECK(driver.info.samples_rows == (has_candidates ? PSM_SAMPLES_CANDIDATES : PSM_SAMPLES_NONE));
     for (int round = 0; round < 3; ++round) {  // later rounds find the pools used
       std::vector<Driver::Sequence> sequences(prompts.size());
       for (size_t i = 0; i < prompts.size(); ++i) sequences[i].ids = prompts[i];

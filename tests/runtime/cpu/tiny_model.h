@@ -28,6 +28,8 @@ struct TinyShape {
   int32_t round_group = 0;
   uint32_t kv_format = kKvF32;
   bool gather_early = false;  // only rows with logits go through what follows the last attention
+  bool plain_logits = false;  // those of the last product: neither scaled nor capped,
+  bool split_logits = false;  // and of two products
 };
 
 constexpr float kStaticScale = 0.03f;  // of inputs and, with F4, of their scales
@@ -168,7 +170,15 @@ inline void TinyModel::Build() {
   for (uint32_t layer = 0; layer < s.layers; ++layer) Layer(static_cast<int32_t>(layer));
   if (!s.gather_early) GatherRows(&x_, s.hidden);
   Norm("norm", {x_, 0}, {x_, 0}, 1, s.hidden);
-  Linear("lm_head", {x_, 0}, table, -1, {logits_, 0}, false);
+  if (s.split_logits) {
+    const uint32_t low = kTile;
+    Linear("lm_head/low", {x_, 0}, Weight("low", low, s.hidden, 1), -1, {logits_, 0}, false);
+    const int32_t high = Weight("high", s.vocab - low, s.hidden, 1);
+    Linear("lm_head/high", {x_, 0}, high, -1, {logits_, low}, false);
+  } else {
+    Linear("lm_head", {x_, 0}, table, -1, {logits_, 0}, false);
+  }
+  if (s.plain_logits) return;
   Pointwise(kOpScale, {logits_, 0}, s.vocab, 0.7f);
   Pointwise(kOpSoftcap, {logits_, 0}, s.vocab, 30);
 }
