@@ -128,7 +128,7 @@ class EngineBase:
             executor, made, gpu_executor = opening.executors(cpu, gpu)
         try:
             tokenizer = reading.result()
-        except Error:
+        except BaseException:
             for one in (executor, made.draft_executor):
                 if one is not None:
                     one.close()

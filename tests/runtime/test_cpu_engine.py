@@ -14,6 +14,8 @@ import pytest
 from plansmith.runtime import errors, manifest, opening
 from plansmith.runtime.async_engine import AsyncEngine
 from plansmith.runtime.engine import Engine, SamplingParams
+from plansmith.runtime.executor import Executor
+from plansmith.runtime.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PROMPTS = [[1, 5, 9, 33], list(range(10, 80)), [77], [8] * 9, [1, 2, 3] * 11]
@@ -46,6 +48,23 @@ def test_a_batch_has_the_greedy_tokens_of_transformers(
         completions = engine.generate(PROMPTS, params)
     for prompt, completion in zip(PROMPTS, completions, strict=True):
         assert list(completion.token_ids) == transformers_greedy(tiny_checkpoint(family), prompt)
+
+
+@pytest.mark.parametrize("error", [errors.EngineFileError, RuntimeError])
+def test_a_tokenizer_that_cannot_be_read_leaves_no_plan_open(
+    error: type[Exception], tiny_engine: GetPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Executor] = []
+
+    def fail(directory: Path) -> None:
+        raise error("no vocabulary")
+
+    monkeypatch.setattr(Tokenizer, "from_directory", fail)
+    close = Executor.close
+    monkeypatch.setattr(Executor, "close", lambda one: closed.append(one) or close(one))
+    with pytest.raises(error, match="no vocabulary"):
+        Engine.open(tiny_engine("llama"), num_threads=1)
+    assert len(closed) == 1
 
 
 def test_open_brings_the_tokenizer_the_template_and_the_end_ids(
