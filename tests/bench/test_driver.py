@@ -165,6 +165,6 @@ def test_every_module_has_what_the_driver_calls() -> None:
     for v in found:
         for name in ("install", "convert", "weight_bytes", "command"):
             assert callable(getattr(v.module, name)), (v.slug, name)
-        command = v.module.command(Path("/work"), Path("/checkpoint"), v.name, 2)
+        command = v.module.command(Path("/models"), Path("/checkpoint"), v.name, 2)
         assert command and all(isinstance(part, str) for part in command)
     assert [v.slug for v in found if v.is_ours][:3] == ["plansmith:int8", "plansmith:int4", "plansmith:fp32"]
