@@ -24,17 +24,19 @@ def check_output(flag: str, path: Path, suffixes: Sequence[str] = ()) -> None:
         )
     real = Path(os.path.realpath(path))
     try:
-        if real.is_dir():
+        if path.is_dir():
             raise InvalidArgumentError(f"{flag} {path} is a directory; give a file's name")
+        if _is_special(path):
+            _check_right(path)
+            return
         if not real.parent.is_dir():
             raise InvalidArgumentError(
                 f"{flag} {path}: there is no directory {real.parent}; make it, or write elsewhere"
             )
-        if real.exists() and not os.access(real, os.W_OK):
-            raise PermissionError(None, "it is there, without the right to write it")
-        if not _is_special(real):
-            with tempfile.TemporaryFile(dir=real.parent):
-                pass
+        if real.exists():
+            _check_right(real)
+        with tempfile.TemporaryFile(dir=real.parent):
+            pass
     except OSError as error:
         raise InvalidArgumentError(
             f"{flag} {path} cannot be written: {error.strerror}; write elsewhere, or mend the rights"
@@ -47,10 +49,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     A link stays one. What was written is removed where the body fails.
     """
-    real = Path(os.path.realpath(path))
-    if _is_special(real):
-        yield real
+    if _is_special(path):  # its real name may be none: /dev/stdout is pipe:[4711]
+        yield path
         return
+    real = Path(os.path.realpath(path))
     partial = real.with_name(f".plansmith-{os.getpid()}.partial")
     try:
         yield partial
@@ -58,6 +60,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _check_right(path: Path) -> None:
+    if not os.access(path, os.W_OK):
+        raise PermissionError(None, "it is there, without the right to write it")
 
 
 def _is_special(path: Path) -> bool:

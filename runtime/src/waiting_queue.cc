@@ -114,7 +114,7 @@ void WaitingQueue::Attach(WaitingBucket* bucket) {
 
 void WaitingQueue::Push(Request* request) {
   WaitingBucket* bucket = request->sched.bucket;
-  // Behind the first nothing else moves: always so in order of arrival.
+  // Behind the first nothing else moves: so it is with new requests in order of arrival.
   if (bucket->waiting != nullptr && ByRank::Before(bucket->waiting, request)) {
     RequestHeap::Push(&bucket->waiting, request);
     return;

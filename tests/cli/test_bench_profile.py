@@ -258,6 +258,17 @@ def test_a_file_without_the_right_to_write_is_not_replaced(
         check_output("--profile-json", path)
 
 
+def test_a_pipe_without_a_name_is_written_as_it_is() -> None:
+    end, begin = os.pipe()
+    path = Path(f"/dev/fd/{begin}")
+    check_output("--profile-json", path)
+    with whole_file(path) as given:
+        given.write_text("through")
+    os.close(begin)
+    with os.fdopen(end) as reader:
+        assert reader.read() == "through"
+
+
 def test_one_name_for_two_files_is_refused(plansmith: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "link.svg").symlink_to(tmp_path / "p.svg")

@@ -20,8 +20,6 @@ constexpr size_t kPoolReadyBytes = 128u << 20;
 
 bool IsF8(const OpRecord& linear) { return linear.i[1] >= kInputF8Row; }
 
-size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
-
 }  // namespace
 
 Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,

@@ -41,7 +41,7 @@ inline void StartTile(const AttentionArgs& a, Tile* t) {
   t->num_queries = a.num_rows * a.num_heads;
   t->acc_stride = PadTo16(a.head_dim);
   const uint32_t padded = PadTo16(t->num_queries);
-  const size_t part = padded + t->num_queries * (kPartLanes + t->acc_stride);
+  const size_t part = PartFloats(t->num_queries, t->acc_stride);
   t->all = PartAt(a.scratch, t->num_queries);
   t->unit = PartAt(a.scratch + part, t->num_queries);
   t->old = a.scratch + 2 * part;
@@ -217,7 +217,7 @@ inline void AddUnit(const AttentionArgs& a, const Tile& t, const KvHead<T>& head
 
 // Joins the parts of all units.
 inline void JoinParts(const AttentionArgs& a, const Tile& t) {
-  const size_t floats = PadTo16(t.num_queries) + t.num_queries * (kPartLanes + t.acc_stride);
+  const size_t floats = PartFloats(t.num_queries, t.acc_stride);
   for (uint32_t u = a.first_unit; u < a.end_unit; ++u) {
     const Part part = PartAt(a.parts + (u - a.first_unit) * floats, t.num_queries);
     JoinMaxima(t.all.max, part.max, t.num_queries, t.old, t.fresh);
@@ -250,7 +250,7 @@ void AddUnits(const AttentionArgs& a, Tile* t) {
     const uint32_t next = (u + 1) * kAttentionUnit;
     const uint32_t fetch_end = u + 1 == a.end_unit ? next : end;
     if (a.parts != nullptr) {
-      const size_t floats = PadTo16(t->num_queries) + t->num_queries * (kPartLanes + t->acc_stride);
+      const size_t floats = PartFloats(t->num_queries, t->acc_stride);
       t->unit = PartAt(a.parts + (u - a.first_unit) * floats, t->num_queries);
     }
     for (uint32_t row = 0; row < a.num_rows; ++row) {

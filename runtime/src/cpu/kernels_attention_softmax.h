@@ -25,6 +25,11 @@ struct Part {
 
 inline uint32_t PadTo16(uint32_t n) { return (n + 15) / 16 * 16; }
 
+// AttentionPartFloats, of a head dimension that is padded.
+inline size_t PartFloats(uint32_t num_queries, uint32_t acc_stride) {
+  return PadTo16(num_queries) + num_queries * static_cast<size_t>(kPartLanes + acc_stride);
+}
+
 inline Part PartAt(float* p, uint32_t num_queries) {
   float* sum = p + PadTo16(num_queries);
   return {p, sum, sum + num_queries * kPartLanes};

@@ -14,8 +14,6 @@ constexpr uint32_t kMaxRowsPerPiece = 16;
 
 [[noreturn]] void Fail(psm_status code, const std::string& what) { throw StatusError(code, what); }
 
-size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
-
 size_t PackedFloats(uint32_t rows, uint32_t cols) {
   return RoundUp(rows, kTile) * static_cast<size_t>(cols);
 }

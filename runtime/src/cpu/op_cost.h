@@ -19,7 +19,7 @@ namespace cpu {
 
 // Parts of the plan's ops that run as phases of their own, beside OpCode.
 enum PhaseCode : uint32_t {
-  kCodeQuantize = 1000,  // of kOpLinear: its rows as int8
+  kCodeQuantize = 1000,  // of kOpLinear: its rows as int8, or as E4M3 in bfloat16
   kCodeWriteKv = 1001,   // of kOpPagedAttention: k and v into the pool
   kCodeLora = 1002,      // of kOpLinear: the rows' adapters
 };

@@ -18,6 +18,8 @@ namespace cpu {
 
 constexpr size_t kHugePageBytes = 2u << 20;  // of x86-64, and of arm64 with 4 KiB pages
 
+inline size_t RoundUp(size_t value, size_t step) { return (value + step - 1) / step * step; }
+
 class Pages {
  public:
   Pages() = default;

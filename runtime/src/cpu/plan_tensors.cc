@@ -12,8 +12,6 @@ namespace {
 
 constexpr uint32_t kF4Group = 16;  // NVFP4 has no other
 
-uint64_t RoundUp(uint64_t value, uint64_t step) { return (value + step - 1) / step * step; }
-
 uint32_t Step(uint32_t layout) {
   return layout == kPackedN16K4 ? 4 : layout == kPackedN16K8 ? 8 : 1;
 }

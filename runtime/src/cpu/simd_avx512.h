@@ -1,5 +1,5 @@
-// Vectors of 16 floats. For kernels_avx512vnni.cc only: everything is private to the file that
-// includes it.
+// Vectors of 16 floats, for the files that are compiled for AVX-512: everything is private to the
+// file that includes it.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

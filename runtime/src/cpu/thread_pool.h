@@ -13,8 +13,8 @@
 namespace plansmith {
 namespace cpu {
 
-// Waiting for what another thread does: spins a few microseconds, since a partner on its own core
-// comes that soon, then sleeps, since a partner without a core needs this one.
+// Waiting for what another thread does: spins for some tens of microseconds, since a partner on its
+// own core comes that soon, then sleeps, since a partner without a core needs this one.
 class Event {
  public:
   // Returns once ready(), which reads atomics, is true.
