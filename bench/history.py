@@ -77,8 +77,9 @@ def entry(results: Results, threads: int) -> dict[str, Any]:
         for test, numbers in NUMBERS.items():
             for number in numbers:
                 values = list(results.values(engine, test, number).values())
-                if test == "memory":
-                    values = values[-1:]  # it only grows: a span would be no noise
+                once = results.memory_of_all_tests_once(engine) if test == "memory" else None
+                if once is not None:
+                    values = [once]  # it only grows: a span would be no noise
                 if values:
                     spread = dataclasses.asdict(Spread.of(values))
                     medians.setdefault(engine, {})[f"{test}.{number}"] = spread

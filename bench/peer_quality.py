@@ -177,30 +177,37 @@ def show(rows: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line; `names` are the engines chosen."""
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="plansmith and names of peers, comma-separated; all by default")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--groups", action="store_true", help="plansmith with other groups of columns too")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=min(2, cores))
     parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "peers")
     parser.add_argument("--store", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     there = ("plansmith", *PEERS)
-    names = there if args.only is None else tuple(n.strip() for n in args.only.split(",") if n.strip())
-    unknown = [name for name in names if name not in there]
-    if unknown or not names:
+    args.names = there if args.only is None else tuple(n.strip() for n in args.only.split(",") if n.strip())
+    unknown = [name for name in args.names if name not in there]
+    if unknown or not args.names:
         parser.error(f"--only {','.join(unknown) or repr(args.only)}: there are {', '.join(there)}")
     if args.tokens < WINDOW:
         parser.error(f"--tokens {args.tokens}: at least a window of {WINDOW}")
-    if args.threads < 1:
-        parser.error(f"--threads {args.threads}: at least 1")
+    if not 1 <= args.threads <= cores:
+        parser.error(f"--threads {args.threads}: from 1 to the {cores} cores that this process may use")
+    return args
+
+
+def main() -> None:
+    """Measure what the command line names, and print it."""
+    args = parse()
     results = measure(
         common.demo_checkpoint(),
-        lambda name: name in names,
+        lambda name: name in args.names,
         args.tokens,
         args.groups,
         args.work,

@@ -3,14 +3,15 @@
     python bench/peers.py [--rounds 5] [--variants plansmith,llama_cpp:q8_0] [--tests single,prefill] [--model llama1b]
 
 Every engine is installed in an environment of its own under build/peers, converts the checkpoint, is started once and
-stays; but one alone runs at a time, the others are stopped (SIGSTOP). A round runs every test with every engine, one
-after another, and measures the machine's peaks before each test. The first token id of all prompts changes with each
-round, so no cache of an earlier one helps. What an engine answers is checked; one that fails is named and left out.
-With --reload (the default for larger models) an engine is started in each round and ended after its tests.
+stays; but one alone runs at a time, the others are stopped (SIGSTOP). Each runs every test once as its warm-up. A round
+runs every test with every engine, one after another, and measures the machine's peaks before each test. The first token
+id of all prompts changes with each round, so no cache of an earlier one helps. What an engine answers is checked; one
+that fails is named and left out. With --reload (the default for larger models) an engine is started in each round and
+ended after its tests, and its warm-up is short.
 
-The report goes to stdout and build/peers/report[-model].md; --store keeps samples and report in docs/results. A run
-that is interrupted (Ctrl-C: exit code 130) leaves what it measured in build/peers/partial[-model].md and .json, and
-stores nothing else.
+The report goes to stdout and build/peers/report[-model].md; --store keeps samples and report in docs/results. Its first
+lines say what was not run. Samples are written after every round to build/peers/partial[-model].json; a run that ends
+early (Ctrl-C: exit code 130) leaves them there with a report of them beside, and stores nothing else.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,12 @@ from peer.results import Results
 
 WORK = common.ROOT / "build" / "peers"
 REFERENCE = "transformers:fp32"
+# Of a comparison to keep: the median of fewer is one of them. A larger model's rounds take long.
+WANTED_ROUNDS = {"smollm2": 3, "llama1b": 2}
 # Of the larger model: one engine of each kind of weights but float32, which takes 5 GB of disk and memory each.
 LARGE_VARIANTS = (
     "plansmith:int8,plansmith:int4,plansmith:bf16,llama_cpp:bf16,llama_cpp:q8_0,llama_cpp:q4_0,openvino:bf16,"
-    "openvino:int8,openvino:int4,ort_genai:int8,ort_genai:int4,ctranslate2:int8,vllm_cpu:bfloat16"
+    "openvino:int8,openvino:int4,ort_genai:int8,ort_genai:int4,ctranslate2:int8,ctranslate2:int8-mkl,vllm_cpu:bfloat16"
 )
 _BUILD = (
     "run `make bench-peers BENCH_FLAGS=..`, which builds plansmith and runs this; or `make build` once, and this "
@@ -54,7 +59,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="5, or with --quick 1")
     parser.add_argument("--quick", action="store_true", help="one round, without fresh starts")
     parser.add_argument("--threads", type=int, default=cores)
-    parser.add_argument("--model", choices=["smollm2", "llama1b"], default="smollm2")
+    parser.add_argument("--model", choices=list(WANTED_ROUNDS), default="smollm2")
     parser.add_argument("--variants", help="modules or module:variant, with commas; all where not given")
     parser.add_argument("--tests", default=",".join(cases.TESTS), help="with commas; all where not given")
     parser.add_argument("--install", action="store_true", help="install and convert, run nothing")
@@ -87,7 +92,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     large = args.model != "smollm2"
     args.reload = large if args.reload is None else args.reload
     wanted = LARGE_VARIANTS if large and args.variants is None else args.variants
-    args.variants = variants.chosen(variants.all_variants(), wanted)
+    try:
+        args.variants = variants.chosen(variants.all_variants(), wanted)
+    except ValueError as error:
+        parser.error(f"--variants: {error}")
+    if args.store and args.quick:
+        parser.error("--store --quick: a quick run is no result to keep; leave one of them out")
     return args
 
 
@@ -112,33 +122,54 @@ def checkpoint(model: str) -> Path:
     return path
 
 
-def reference_tokens(settings: driver.Settings, outputs: dict[str, list[int]]) -> list[int]:
-    """Return transformers' greedy float32 tokens of `single`: of this run, or of an earlier one, or made now."""
+def reference_key(settings: driver.Settings) -> str:
+    """Return what transformers' tokens depend on: its version and torch's, the prompt, the checkpoint's content."""
+    content = hashlib.sha256(json.dumps(settings.workload.tests["single"]).encode())
+    for path in sorted(settings.checkpoint.glob("*")):
+        if path.suffix in (".json", ".safetensors"):
+            content.update(f"{path.name} {path.stat().st_size} ".encode())
+            with path.open("rb") as file:
+                for block in iter(lambda: file.read(1 << 20), b""):
+                    content.update(block)
+    versions = {name: metadata.version(name) for name in ("transformers", "torch")}
+    return f"{versions} {content.hexdigest()}"
+
+
+def _kept_tokens(path: Path, key: str) -> list[int] | None:
+    """Return what a file holds under a key; None where it holds something else, or is not whole."""
+    try:
+        kept = json.loads(path.read_text())
+        return list(kept["tokens"]) if kept["key"] == key else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def reference_tokens(settings: driver.Settings) -> list[int]:
+    """Return transformers' greedy float32 tokens of `single`, kept or made now; none where that fails."""
     cached = settings.work / "models" / settings.checkpoint.name / "reference-single.json"
-    tokens = outputs.get("transformers fp32")
-    if tokens is None and cached.exists():
-        loaded: list[int] = json.loads(cached.read_text())
-        return loaded
-    if tokens is None:
-        with driver.Driver(dataclasses.replace(settings, reload=False), driver.say) as alone:
-            alone.prepare(variants.chosen(variants.all_variants(), REFERENCE))
-            alone.start_all()
-            alone.compare_outputs()
-            tokens = alone.outputs.get("transformers fp32", [])
+    try:
+        key = reference_key(settings)
+    except metadata.PackageNotFoundError as error:
+        driver.say(f"no tokens to compare with: {error} is not installed")
+        return []
+    if (kept := _kept_tokens(cached, key)) is not None:
+        return kept
+    with driver.Driver(dataclasses.replace(settings, reload=False, tests=["single"]), driver.say) as alone:
+        alone.prepare(variants.chosen(variants.all_variants(), REFERENCE))
+        alone.start_all()
+        alone.compare_outputs()
+        tokens = alone.outputs.get("transformers fp32", [])
     if tokens:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        cached.write_text(json.dumps(tokens))
+        cached.write_text(json.dumps({"key": key, "tokens": tokens}))
     return tokens
 
 
-def equal_tokens(settings: driver.Settings, outputs: dict[str, list[int]]) -> dict[str, int]:
-    """Return how many leading tokens of each engine are those of transformers in float32."""
-    reference = reference_tokens(settings, outputs)
-    return (
-        {name: cases.equal_leading(tokens, reference) for name, tokens in outputs.items()}
-        if reference
-        else {}
-    )
+def equal_tokens(reference: list[int], outputs: dict[str, list[int]]) -> dict[str, int]:
+    """Return how many leading tokens of each engine are those of the reference; nothing where there is none."""
+    if not reference:
+        return {}
+    return {name: cases.equal_leading(tokens, reference) for name, tokens in outputs.items()}
 
 
 def results_of(run: driver.Driver) -> Results:
@@ -153,29 +184,91 @@ def suffix(model: str) -> str:
     return "" if model == "smollm2" else f"-{model}"
 
 
-def report_of(args: argparse.Namespace, run: driver.Driver, whole: bool) -> tuple[str, dict[str, Any]]:
+def head_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what a report says of its run first: what ran on what, and what did not."""
+    ran = {variant.label for variant in args.variants}
+    return {
+        "commit": history.commit(common.ROOT),
+        "machine": common.machine(),
+        "threads": args.threads,
+        "model": args.model,
+        "rounds": args.rounds,
+        "tests": args.tests,
+        "quick": args.quick,
+        "reload": args.reload,
+        "not_run": [v.label for v in variants.all_variants() if v.label not in ran],
+        "short_of": short_of(args),
+    }
+
+
+def short_of(args: argparse.Namespace) -> list[str]:
+    """Return what makes a run less than a whole comparison, as sentences; none where nothing does."""
+    left = [test for test in cases.TESTS if test not in args.tests]
+    wanted = WANTED_ROUNDS[args.model]
+    sentences = [f"Tests that were not run: {', '.join(left)}."] if left else []
+    if args.rounds < wanted:
+        sentences.append(f"Fewer rounds than a comparison takes: {args.rounds} of at least {wanted}.")
+    if args.quick:
+        sentences.append("A quick run: no fresh starts were measured.")
+    return sentences
+
+
+def report_of(
+    head: dict[str, Any], run: driver.Driver, reference: list[int], whole: bool
+) -> tuple[str, dict[str, Any]]:
     """Return the report of a run, and the same with its samples as JSON."""
-    equal = equal_tokens(run.settings, run.outputs) if whole and args.model == "smollm2" else {}
     results = results_of(run)
-    verdicts = goals.judge_all(goals.GOALS if args.model == "smollm2" else goals.EVEN_GOALS, results)
-    head = {"commit": history.commit(common.ROOT), "threads": args.threads, "model": args.model}
-    head |= {"rounds": args.rounds, "whole": whole}
-    rest = {"facts": run.facts, "failures": run.failures, "goals": verdicts, "samples": run.samples}
-    return report.markdown(results, verdicts, run.failures, equal), head | rest
+    wanted = goals.GOALS if head["model"] == "smollm2" else goals.EVEN_GOALS
+    verdicts = goals.judge_all(wanted, results)
+    judged = {verdict["goal"] for verdict in verdicts}
+    open_goals = [goal.name for goal in wanted if goal.name not in judged]
+    values = samples_of(head, run, whole) | {"goals": verdicts, "goals_not_judged": open_goals}
+    text = report.markdown(results, verdicts, run.failures, equal_tokens(reference, run.outputs), open_goals)
+    return f"{report.head(head, run.failures)}\n\n{text}", values
 
 
-def keep_partial(args: argparse.Namespace, run: driver.Driver) -> None:
-    """Write what an interrupted run measured beside the reports of whole ones."""
-    text, values = report_of(args, run, whole=False)
-    path = WORK / f"partial{suffix(args.model)}.md"
+def samples_of(head: dict[str, Any], run: driver.Driver, whole: bool) -> dict[str, Any]:
+    """Return what a run measured so far, as JSON."""
+    rest = {"facts": run.facts, "failures": run.failures, "outputs": run.outputs, "samples": run.samples}
+    return {**head, "whole": whole, **rest}
+
+
+def partial(model: str) -> Path:
+    """Return where the samples of a run lie until it is whole."""
+    return WORK / f"partial{suffix(model)}.json"
+
+
+def keep_samples(head: dict[str, Any], run: driver.Driver) -> None:
+    """Write the samples so far; a file that is there is replaced at once."""
+    path = partial(head["model"])
+    made = path.with_suffix(".new")
+    made.write_text(json.dumps(samples_of(head, run, whole=False)) + "\n")
+    made.replace(path)
+
+
+def keep_partial(head: dict[str, Any], run: driver.Driver, reference: list[int]) -> None:
+    """Write what a run that ended early measured beside the reports of whole ones: samples first, then a report."""
+    keep_samples(head, run)
+    path = partial(head["model"]).with_suffix(".md")
+    driver.say(
+        f"ended early; {len(run.samples)} samples so far are in {path.with_suffix('.json')} and {path.name}"
+    )
+    text, _ = report_of(head, run, reference, whole=False)
     rounds = [sample["round"] for sample in run.samples if sample["test"] != "start"]
-    when = f"in round {max(rounds) + 1} of {args.rounds}" if rounds else "at the starts"
+    when = f"in round {max(rounds) + 1} of {head['rounds']}" if rounds else "at the starts"
     title = f"Interrupted {when}: not a whole run; numbers of samples differ."
     path.write_text(f"{title}\n\n{text}")
-    path.with_suffix(".json").write_text(json.dumps(values) + "\n")
-    driver.say(
-        f"interrupted; {len(run.samples)} samples so far are in {path} and {path.with_suffix('.json').name}"
-    )
+
+
+def publish(args: argparse.Namespace, head: dict[str, Any], run: driver.Driver, reference: list[int]) -> None:
+    """Print the report of a whole run and write it where it belongs; what was kept of its rounds goes."""
+    text, values = report_of(head, run, reference, whole=True)
+    print(text)
+    (WORK / f"report{suffix(args.model)}.md").write_text(text)
+    if args.store:
+        store(args, text, values)
+    for kept in (partial(args.model), partial(args.model).with_suffix(".md")):
+        kept.unlink(missing_ok=True)
 
 
 def store(args: argparse.Namespace, text: str, values: dict[str, Any]) -> None:
@@ -201,42 +294,42 @@ def settings_of(args: argparse.Namespace, model: Path) -> driver.Settings:
     )
 
 
-def measure(args: argparse.Namespace, run: driver.Driver) -> None:
-    """Run the rounds; where they are interrupted, what was measured is kept as such."""
+def measure(args: argparse.Namespace, head: dict[str, Any], run: driver.Driver) -> None:
+    """Run the rounds; the samples are on the disk after each."""
     peaks = functools.partial(roofline.measure_peaks, roofline.build_peaks(), args.threads)
-    whole = False
-    try:
-        run.prepare(args.variants)
-        run.fresh_starts(0 if args.quick else args.rounds, peaks)
-        run.start_all()
-        run.compare_outputs()
-        for round_idx in range(args.rounds):
-            begin = time.monotonic()
-            run.round(round_idx, peaks)
-            driver.say(f"round {round_idx} took {time.monotonic() - begin:.0f} s")
-        whole = True
-    finally:
-        if run.samples and not whole:
-            keep_partial(args, run)
+    run.fresh_starts(0 if args.quick else args.rounds, peaks)
+    run.start_all()
+    run.compare_outputs()
+    for round_idx in range(args.rounds):
+        begin = time.monotonic()
+        run.round(round_idx, peaks)
+        keep_samples(head, run)
+        driver.say(f"round {round_idx} took {time.monotonic() - begin:.0f} s")
 
 
 def run_all(args: argparse.Namespace) -> None:
     """Install what is asked for, run the rounds and print the report; exit with 1 where nothing could be measured."""
     check_plansmith()
-    with driver.Driver(settings_of(args, checkpoint(args.model)), driver.say) as run:
+    head = head_of(args)
+    settings = settings_of(args, checkpoint(args.model))
+    with driver.Driver(settings, driver.say) as run:
+        run.prepare(args.variants)
         if args.install:
-            run.prepare(args.variants)
             for name, facts in run.facts.items():
                 driver.say(f"{name}: ready to run, weights of {facts['weight_bytes'] / 1e6:.0f} MB")
             sys.exit(f"failed: {run.failures}" if run.failures else 0)
-        measure(args, run)
-    if not run.samples:
-        sys.exit(f"nothing was measured: {run.failures}")
-    text, values = report_of(args, run, whole=True)
-    print(text)
-    (WORK / f"report{suffix(args.model)}.md").write_text(text)
-    if args.store:
-        store(args, text, values)
+        # Random weights give no text to compare.
+        reference = reference_tokens(settings) if args.model == "smollm2" else []
+        whole = False
+        try:
+            measure(args, head, run)
+            if not run.samples:
+                sys.exit(f"nothing was measured: {run.failures}")
+            publish(args, head, run, reference)
+            whole = True
+        finally:
+            if run.samples and not whole:
+                keep_partial(head, run, reference)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ from plansmith.runtime.profile import CpuPeaks, OpProfile, best_peaks, measure_p
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
+# Of `plansmith build --target cpu`.
+PRECISIONS = ("fp32", "bf16", "int8", "int4")
 LIMITS = ("--max-batch-size", "256", "--max-seq-len", "8192")
 _COPIES_A_CALL = 4096
 
@@ -265,21 +268,39 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    """Measure all precisions, print the tables, and draw and store what was asked for."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line; `precisions` are those named, each once."""
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--precisions", default="int8,int4,fp32")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=min(2, cores))
     parser.add_argument("--max-kv-gib", type=float, default=8.0, help="leave out points that need more")
     parser.add_argument("--quick", action="store_true", help="few small points: to see that it works")
     parser.add_argument("--plot", type=Path, help="draw into this file, by its ending")
     parser.add_argument("--store", action="store_true", help="write docs/results/scaling.{json,svg}")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    named = [name.strip() for name in options.precisions.split(",") if name.strip()]
+    if not named:
+        parser.error(f"--precisions {options.precisions!r} names none; there are {', '.join(PRECISIONS)}")
+    for name in named:
+        if name not in PRECISIONS:
+            parser.error(f"--precisions: no {name!r}; there are {', '.join(PRECISIONS)}")
+    options.precisions = list(dict.fromkeys(named))
+    if not 1 <= options.threads <= cores:
+        parser.error(f"--threads {options.threads}: from 1 to the {cores} cores that this process may use")
+    if not options.max_kv_gib > 0:
+        parser.error(f"--max-kv-gib {options.max_kv_gib}: more than 0")
+    return options
+
+
+def main() -> None:
+    """Measure all precisions, print the tables, and draw and store what was asked for."""
+    options = parse()
     if options.plot is not None or options.store:
         pyplot()  # before hours of measuring: it may be missing
-    results = [run(precision, options) for precision in options.precisions.split(",")]
+    results = [run(precision, options) for precision in options.precisions]
     print("\n".join(tables(results)))
     if options.plot is not None:
         draw(results, options.plot)

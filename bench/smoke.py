@@ -2,7 +2,7 @@
 
     python bench/smoke.py [--rounds 2] [--record]
 
-About a minute on two idle cores. --record appends the run to bench/history/smoke.jsonl.
+A minute or two on two idle cores. --record appends the run to bench/history/smoke.jsonl.
 """
 
 from __future__ import annotations
@@ -21,14 +21,36 @@ from peer.results import Results
 FILE = history.FOLDER / "smoke.jsonl"
 
 
-def measure(rounds: int, threads: int, wanted: str) -> Results:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line; `variants` are those chosen."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=cores)
+    parser.add_argument("--variants", default="plansmith:int8,plansmith:int4,plansmith:fp32")
+    parser.add_argument("--record", action="store_true", help=f"append to {FILE.relative_to(common.ROOT)}")
+    args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1")
+    if not 1 <= args.threads <= cores:
+        parser.error(f"--threads {args.threads}: from 1 to the {cores} cores that this process may use")
+    try:
+        args.variants = variants.chosen(variants.all_variants(["plansmith"]), args.variants)
+    except ValueError as error:
+        parser.error(f"--variants: {error}")
+    return args
+
+
+def measure(rounds: int, threads: int, wanted: list[variants.Variant]) -> Results:
     """Return the samples of the rounds; SystemExit where an engine fails."""
     work = common.ROOT / "build" / "peers"
     workload = cases.read_workload(common.WORKLOAD)
     settings = driver.Settings(work, common.demo_checkpoint(), workload, cases.TESTS, threads)
     peaks = functools.partial(roofline.measure_peaks, roofline.build_peaks(), threads)
     with driver.Driver(settings, driver.say) as run:
-        run.prepare(variants.chosen(variants.all_variants(["plansmith"]), wanted))
+        run.prepare(wanted)
         run.fresh_starts(rounds, peaks)
         run.start_all()
         for round_idx in range(rounds):
@@ -40,14 +62,7 @@ def measure(rounds: int, threads: int, wanted: str) -> Results:
 
 def main() -> None:
     """Measure, compare, and record where that is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--variants", default="plansmith:int8,plansmith:int4,plansmith:fp32")
-    parser.add_argument("--record", action="store_true", help=f"append to {FILE.relative_to(common.ROOT)}")
-    args = parser.parse_args()
+    args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = measure(args.rounds, args.threads, args.variants)
     now = history.entry(results, args.threads)

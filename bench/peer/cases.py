@@ -34,12 +34,25 @@ class Workload:
         Requests of a test get the same id, so what they share they go on sharing.
         """
         salt = _FIRST_SALT + (7 * (round_idx * len(TESTS) + TESTS.index(test))) % _NUM_SALTS
-        return [{**r, "prompt_ids": [salt, *r["prompt_ids"][1:]]} for r in self.tests[test]]
+        return _beginning_with(salt, self.tests[test])
 
-    def warm_up(self) -> list[Request]:
-        """Return short requests that make an engine touch its weights, and compile what it compiles late."""
-        requests = self.tests["conc16"][:4]
-        return [{"prompt_ids": [_FIRST_SALT - 1, *r["prompt_ids"][1:32]], "output_len": 8} for r in requests]
+    def warm_up(self, tests: Sequence[str]) -> list[list[Request]]:
+        """Return runs that make an engine touch its weights and allocate or compile what it does late: each test once.
+
+        Their first ids are those of no round, so that no round finds a prefix of them cached.
+        """
+        return [_beginning_with(_FIRST_SALT - 1 - TESTS.index(test), self.tests[test]) for test in tests]
+
+    def short_warm_up(self) -> list[list[Request]]:
+        """Return two cheap runs for an engine that is started anew for each round: four short requests, one prompt."""
+        salt = _FIRST_SALT - 1 - len(TESTS)
+        short = _beginning_with(salt, self.tests["conc16"][:4])
+        short = [{"prompt_ids": r["prompt_ids"][:32], "output_len": 8} for r in short]
+        return [short, _beginning_with(salt - 1, self.tests["prefill"])]
+
+
+def _beginning_with(first: int, requests: Sequence[Request]) -> list[Request]:
+    return [{**r, "prompt_ids": [first, *r["prompt_ids"][1:]]} for r in requests]
 
 
 def read_workload(path: Path) -> Workload:

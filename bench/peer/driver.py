@@ -1,8 +1,8 @@
 """Runs the tests in rounds, one engine at a time, the machine's peaks between.
 
 First each variant is started fresh some times, alone in memory. Then every variant is started once and stays, stopped
-while others run. With `Settings.reload`, for models of which memory does not hold all variants at once, each is started
-and ended in every round.
+while others run; before the first round it runs each test once, untimed. With `Settings.reload`, for models of which
+memory does not hold all variants at once, each is started and ended in every round, and its warm-up is short.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from . import cases
 from .machine import Others, available_memory
+from .roofline import ROOT
 from .session import PeerError, Session
 from .variants import Variant
 
@@ -56,7 +57,7 @@ class Driver:
     """The sessions of a run, and what came of them.
 
     samples  : one object a run: engine, round, test, metrics, loads
-    facts    : of each variant: version, load time, bytes of weights
+    facts    : of each variant: version, load time, bytes of weights, peak memory of its warm-up if that was every test
     failures : of variants that were left out, and why
     """
 
@@ -94,8 +95,14 @@ class Driver:
             session.kill()
         if variant in self.variants:
             self.variants.remove(variant)
-        self.failures[variant.label] = f"{during}: {error}"
+        self.failures[variant.label] = f"{during}: {self._without_folders(str(error))}"
         self.say(f"{variant.label}: left out, {during} failed: {error}")
+
+    def _without_folders(self, text: str) -> str:
+        """Return a text for a report: paths of the work folder and the repository without where those lie."""
+        work = self.settings.work.resolve()
+        shown = work.relative_to(ROOT) if work.is_relative_to(ROOT) else Path(work.name)
+        return text.replace(f"{work}/", f"{shown}/").replace(f"{ROOT}/", "")
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Install and convert each variant; what fails is left out."""
@@ -153,11 +160,17 @@ class Driver:
     def _warm_up(self, variant: Variant, session: Session) -> None:
         """Take a new session in, once it has answered the warm-up."""
         self.sessions[variant] = session
-        requests = self.settings.workload.warm_up()
-        answer = session.run(requests, self.settings.run_timeout_s)
-        cases.check(requests, answer, self.settings.workload.vocab_size, varied=False)
-        self.facts[variant.label] |= {"version": session.version, "load_s": session.load_s}
-        self.say(f"{variant.label} {session.version}: ready after {session.start_s:.1f} s")
+        settings, facts = self.settings, self.facts[variant.label]
+        workload = settings.workload
+        peak = 0
+        for requests in workload.short_warm_up() if settings.reload else workload.warm_up(settings.tests):
+            answer = session.run(requests, settings.run_timeout_s)
+            cases.check(requests, answer, workload.vocab_size, varied=False)
+            peak = answer["peak_rss_bytes"]
+        facts |= {"version": session.version(settings.run_timeout_s), "load_s": session.load_s}
+        if not settings.reload:
+            facts["warm_up_peak_rss_bytes"] = peak
+        self.say(f"{variant.label} {facts['version']}: ready after {session.start_s:.1f} s")
 
     def compare_outputs(self) -> None:
         """Note the greedy tokens of `single`, with the prompt as written, of each variant that runs."""

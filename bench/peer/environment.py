@@ -69,8 +69,16 @@ def make_environment(path: Path, requirements: Sequence[str], log: Path, torch: 
     run_logged([*pip, *requirements], log)
     # torchvision from the default index does not load beside a CPU build of torch and breaks transformers' imports.
     run_logged([python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], log)
-    stamp.write_text("\n".join(sorted(wanted | there)) + "\n")
+    # What an environment shared by several peers had in another version, it has no more.
+    named = {_package(one) for one in wanted}
+    kept = {one for one in there if _package(one) not in named}
+    stamp.write_text("\n".join(sorted(wanted | kept)) + "\n")
     return python
+
+
+def _package(requirement: str) -> str:
+    """Return the name of a requirement like `numpy` or `torch==2.13.0`."""
+    return requirement.partition("==")[0]
 
 
 def model_dir(work: Path, checkpoint: Path, peer: str, variant: str) -> Path:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from .cases import TESTS
 from .results import Results, better
 from .statistic import Spread, round_ratios
 
@@ -60,11 +61,13 @@ def judge(goal: Goal, results: Results) -> dict[str, Any] | None:
     """
     name = f"plansmith {goal.ours}" if goal.ours else best_ours(results, goal.test, goal.metric)
     ours = results.values(name, goal.test, goal.metric) if name else {}
-    if not ours:
+    if name is None or not ours:
         return None
-    # Later rounds only fill prefix caches, up to what each engine is given for them.
-    middle = min if goal.test == "memory" else statistics.median
-    value = middle(ours.values())
+    value = statistics.median(ours.values())
+    if goal.test == "memory":
+        if not {sample["test"] for sample in results.samples}.issuperset(TESTS):
+            return None
+        value = results.memory_of_all_tests_once(name) or value
     verdict: dict[str, Any] = {"goal": goal.name, "ours": name, "value": value}
     if goal.limit is not None:
         more = better(goal.metric) > 0

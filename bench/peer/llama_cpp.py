@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
 from .session import Record, Request, Run, end_with_parent, serve
 
-VERSION = "0.3.36"  # of llama-cpp-python; its llama.cpp says 0.5.0-dev
+VERSION = "0.3.36"  # of llama-cpp-python, which has the sources; the server built from them has its own
 NAME = "llama.cpp"
 VARIANTS = ("f32", "bf16", "q8_0", "q4_0")
 _BYTES = {"f32": 4.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a weight
@@ -141,8 +142,12 @@ def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[st
 
 
 def server_arguments(program: str, model: str, threads: int, port: int) -> list[str]:
-    """Return the server's command: 16 slots of 1,024 tokens, the given threads for prompts and for decoding."""
-    sizes = ["-np", str(SLOTS), "-c", str(SLOTS * CONTEXT)]
+    """Return the server's command: 16 slots of 1,024 tokens, the given threads for prompts and for decoding.
+
+    A slot goes on reusing the prefix it holds. What is switched off is the cache in host memory behind the slots: no
+    prompt comes twice here, and with each request the server would copy the K and V of idle slots into it.
+    """
+    sizes = ["-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "--cache-ram", "0", "--no-cache-idle-slots"]
     speed = ["-t", str(threads), "-tb", str(threads)]
     return [program, "-m", model, *sizes, *speed, "--host", "127.0.0.1", "--port", str(port)]
 
@@ -228,6 +233,20 @@ def load(program: str, model: str, threads: int) -> Run:
     return run
 
 
+def version(program: str) -> str:
+    """Return what the server says its version is: `0.5.0-dev`; that of its package where it says none."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(program).parent)}
+    said = subprocess.run([program, "--version"], env=environment, capture_output=True, text=True)
+    return named_version(said.stdout + said.stderr)
+
+
+def named_version(text: str) -> str:
+    """Return the version in what `llama-server --version` prints, `version: 0.5.0-dev (build 0, commit unknown)`."""
+    found = re.search(r"^version: (\S+)", text, re.MULTILINE)
+    package = f"llama-cpp-python {VERSION}"
+    return f"{found[1]} (of {package})" if found else package
+
+
 def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -248,4 +267,4 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])), VERSION)
+    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])), lambda: version(sys.argv[1]))

@@ -45,9 +45,12 @@ def llama_cpp(model: str, variant: str, threads: int) -> Logits:
 
 def ctranslate2(model: str, variant: str, threads: int) -> Logits:
     """Return CTranslate2's logits."""
+    from .ctranslate2 import choose_backend, compute_type
+
+    choose_backend(variant)
     from ctranslate2 import Generator
 
-    generator = Generator(model, device="cpu", compute_type=variant, intra_threads=threads)
+    generator = Generator(model, device="cpu", compute_type=compute_type(variant), intra_threads=threads)
     return lambda window: np.array(generator.forward_batch([window]))[0]
 
 

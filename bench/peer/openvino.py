@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
-from .session import Record, Request, Run, serve
+from .session import Record, Request, Run, installed, serve
 
 VERSION = "2026.4.1"
 NAME = "OpenVINO GenAI"
@@ -134,4 +134,7 @@ def load(model: str, variant: str, threads: int) -> Run:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])), VERSION)
+    serve(
+        lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])),
+        lambda: installed("openvino-genai", VERSION),
+    )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from .environment import child_command, converted, make_environment, model_dir, num_values, run_logged
-from .session import Record, Request, Run, serve
+from .session import Record, Request, Run, installed, serve
 
 VERSION = "0.18.0"
 RUNTIME = "onnxruntime==1.32.0"
@@ -106,4 +106,7 @@ def load(model: str, threads: int, way: str) -> Run:
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], int(sys.argv[2]), sys.argv[3]), VERSION)
+    serve(
+        lambda: load(sys.argv[1], int(sys.argv[2]), sys.argv[3]),
+        lambda: installed("onnxruntime-genai", VERSION),
+    )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .environment import child_command, model_dir, run_logged
+from .environment import BENCH, child_command, model_dir, run_logged
 from .session import Record, Request, Run, serve
 
 NAME = "plansmith"
@@ -83,11 +83,14 @@ def load(engine_dir: str, threads: int, isa: str) -> Run:
 
 
 def version() -> str:
-    """Return the installed version, or what the sources say."""
-    import plansmith
+    """Return the version of the library that is loaded, and the commit of the sources here."""
+    from history import commit
+    from plansmith.runtime._native import native
 
-    return plansmith.__version__
+    core = native()
+    name, changed = commit(BENCH.parent)
+    return f"{core.text(core.lib.psm_version())} ({name or 'no commit'}{' with changes' if changed and name else ''})"
 
 
 if __name__ == "__main__":
-    serve(lambda: load(sys.argv[1], int(sys.argv[2]), sys.argv[3]), version())
+    serve(lambda: load(sys.argv[1], int(sys.argv[2]), sys.argv[3]), version)

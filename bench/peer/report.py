@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .goals import best_ours, best_peer
@@ -40,6 +40,10 @@ TABLES: dict[str, tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str],
 _GOALS_NOTE = (
     "Both sides of a goal that names no precision are the best of theirs: whichever of plansmith's variants and of the "
     "peers' has the best median. Values are medians; what is got is the median of the rounds' ratios, or the value."
+)
+_TOKENS_NOTE = (
+    "At float32 the likeliest two of that prompt's first token lie 0.04 nats apart, of its second 0.01. What rounds "
+    "may leave there, so a small number says that an engine rounds, not that it computes another model."
 )
 OURS = ("plansmith int4", "plansmith int8", "plansmith fp32")
 
@@ -83,6 +87,25 @@ def _ratio(results: Results, our: str, engine: str, test: str, metric: str) -> s
     return f"{statistics.median(ratios):.2f} x" if ratios else "-"
 
 
+def head(run: dict[str, Any], failures: dict[str, str]) -> str:
+    """Return the first lines of a report: what was run on what, and what was not.
+
+    run : {"commit": (name, changed), "machine", "threads", "model", "rounds", "tests", "not_run", "short_of"}
+    """
+    name, changed = run["commit"]
+    machine = run["machine"]
+    lines = [
+        f"plansmith at commit {name or '?'}{' with changes' if changed else ''}, {machine['date']}, "
+        f"model {run['model']}; {run['threads']} threads on {machine['cores']} cores of {machine['processor']}, "
+        f"{machine['memory_gib']} GiB, {machine['system']}; rounds: {run['rounds']}; tests: {', '.join(run['tests'])}.",
+        *run["short_of"],
+        f"Not run: {', '.join(run['not_run']) or 'none of the variants there are'}.",
+    ]
+    if failures:
+        lines.append(f"Run, but left out because they failed: {', '.join(failures)}; why is below.")
+    return "\n\n".join(lines)
+
+
 def footprint_table(results: Results, equal_tokens: dict[str, int]) -> str:
     """Return what each engine takes: weights, memory, time to load and to start; and its greedy tokens."""
     rows = []
@@ -93,25 +116,27 @@ def footprint_table(results: Results, equal_tokens: dict[str, int]) -> str:
                 engine,
                 facts.get("version", "-"),
                 f"{facts['weight_bytes'] / 1e6:.0f}",
-                _peak_memory(results, engine, min),  # it only grows
-                _peak_memory(results, engine, max),
+                number(once) if (once := results.memory_of_all_tests_once(engine)) is not None else "-",
+                _peak_memory(results, engine),
                 f"{facts['load_s']:.2f}" if "load_s" in facts else "-",
                 _spread(results, engine, "start", "start_to_first_token_s"),
                 equal_tokens.get(engine, "-"),
             ]
         )
-    header = ["engine", "version", "weights, MB", "peak memory, MB", "after all rounds, MB", "first load, s"]
+    header = ["engine", "version", "weights, MB", "peak memory, all tests once, MB", "after all rounds, MB"]
+    header += ["first load, s"]
     header += ["fresh process to first token, s", "leading tokens as transformers fp32, of 128"]
-    return "### What each engine takes\n\n" + table(header, rows)
+    note = f"\n\n{_TOKENS_NOTE}" if equal_tokens else ""
+    return "### What each engine takes\n\n" + table(header, rows) + note
 
 
-def _peak_memory(results: Results, engine: str, of: Callable[[Iterable[float]], float]) -> str:
+def _peak_memory(results: Results, engine: str) -> str:
     values = results.values(engine, "memory", "peak_rss_mb").values()
-    return number(of(values)) if values else "-"
+    return number(max(values)) if values else "-"
 
 
-def goals_table(verdicts: Sequence[dict[str, Any]]) -> str:
-    """Return the goals with what was reached."""
+def goals_table(verdicts: Sequence[dict[str, Any]], not_judged: Sequence[str] = ()) -> str:
+    """Return the goals with what was reached, and which the run could not judge."""
     rows = []
     for v in verdicts:
         sign = ">=" if v["at_least"] else "<="
@@ -129,7 +154,8 @@ def goals_table(verdicts: Sequence[dict[str, Any]]) -> str:
             ]
         )
     header = ["goal", "ours", "our value", "best peer", "its value", "wanted", "got", ""]
-    return "### Goals\n\n" + table(header, rows) + "\n\n" + _GOALS_NOTE
+    missing = f" Not judged, for want of a variant or a test: {'; '.join(not_judged)}." if not_judged else ""
+    return "### Goals\n\n" + table(header, rows) + "\n\n" + _GOALS_NOTE + missing
 
 
 def distance(verdict: dict[str, Any]) -> float:
@@ -193,11 +219,12 @@ def markdown(
     verdicts: Sequence[dict[str, Any]],
     failures: dict[str, str],
     equal_tokens: dict[str, int],
+    not_judged: Sequence[str] = (),
 ) -> str:
-    """Return the whole report; each ratio is the median of the rounds' ratios."""
+    """Return the tables of a report; each ratio is the median of the rounds' ratios."""
     tests = [test for test in TABLES if any(sample["test"] == test for sample in results.samples)]
     parts = [test_table(results, test) for test in tests]
-    parts += [footprint_table(results, equal_tokens), best_table(results), goals_table(verdicts)]
+    parts += [footprint_table(results, equal_tokens), best_table(results), goals_table(verdicts, not_judged)]
     if failures:
         rows = [[name, reason] for name, reason in failures.items()]
         parts.append("### Left out\n\n" + table(["engine", "why"], rows))

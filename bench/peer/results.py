@@ -20,7 +20,7 @@ class Results:
     """What a run measured.
 
     samples : as the driver notes them
-    facts   : of each engine, {"weight_bytes", "version", "load_s"}
+    facts   : of each engine, {"weight_bytes", "version", "load_s"}, {"warm_up_peak_rss_bytes"} if it ran every test
     """
 
     samples: Sequence[dict[str, Any]]
@@ -54,6 +54,18 @@ class Results:
             if value is not None:
                 found[sample["round"]] = max(value, found.get(sample["round"], value))
         return found
+
+    def memory_of_all_tests_once(self, engine: str) -> float | None:
+        """Return the peak in MB when an engine had run every test once; None where it did not.
+
+        That is behind its warm-up, or, where that was short, behind the first round. Later rounds only fill prefix
+        caches, up to what each engine is given for them.
+        """
+        warm = self.facts[engine].get("warm_up_peak_rss_bytes")
+        if warm is not None:
+            return float(warm) / 1e6
+        peaks = self.values(engine, "memory", "peak_rss_mb")
+        return peaks[min(peaks)] if peaks else None
 
     def _value(self, sample: dict[str, Any], test: str, metric: str) -> float | None:
         if test == "memory":

@@ -3,10 +3,11 @@
 The child's end is `serve`; it needs the standard library alone, because it runs in the environment of a peer. The
 parent's end is `Session`. Lines of JSON:
 
-    parent  {"cmd": "run", "requests": [{"prompt_ids": [..], "output_len": n}, ..]}  or  {"cmd": "quit"}
-    child   {"ready": version, "load_s": s}, once, then for each run
+    parent  {"cmd": "run", "requests": [{"prompt_ids": [..], "output_len": n}, ..]}
+            or {"cmd": "version"} or {"cmd": "quit"}
+    child   {"load_s": s}, once, then for each run
             {"wall_s", "ttft_s": [..], "end_s": [..], "token_ids": [[..], ..], "peak_rss_bytes", "cpu_s"}
-            or {"error": text}
+            and for the version {"version": text}; or {"error": text}
 
 All requests of a run are sent to the engine at once, at second 0 of the run. They generate exactly `output_len` tokens,
 greedily, whatever tokens come. Times are seconds since then: `ttft_s` when the first token of a request was there,
@@ -39,10 +40,12 @@ Run = Callable[[list[Request], Record], None]
 # ---------------------------------------------------------------- the child
 
 
-def serve(load: Callable[[], Run], version: str, pids: Callable[[], list[int]] | None = None) -> None:
+def serve(
+    load: Callable[[], Run], version: Callable[[], str], pids: Callable[[], list[int]] | None = None
+) -> None:
     """Load an engine by `load()` and run what comes over stdin, until "quit" or the end of stdin.
 
-    version : of the engine, for the report
+    version : returns that of the engine that runs; called when it is asked for, so a start does not wait for it
     pids    : whose memory and CPU time count; this process and all below it where None
     What the engine prints to stdout goes to stderr, which the parent writes to the peer's log.
     """
@@ -52,17 +55,28 @@ def serve(load: Callable[[], Run], version: str, pids: Callable[[], list[int]] |
     count = pids or (lambda: process_tree(os.getpid()))
     begin = time.perf_counter()
     run = load()
-    print(json.dumps({"ready": version, "load_s": time.perf_counter() - begin}), file=answers)
+    print(json.dumps({"load_s": time.perf_counter() - begin}), file=answers)
     for line in sys.stdin:
         command = json.loads(line)
         if command["cmd"] == "quit":
             break
         try:
-            answer = _timed(run, command["requests"], count)
+            asked = command["cmd"] == "version"
+            answer = {"version": version()} if asked else _timed(run, command["requests"], count)
         except Exception as error:  # the parent decides what a failed run means
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
+
+
+def installed(package: str, otherwise: str) -> str:
+    """Return the version of an installed package, `otherwise` where its metadata are not there."""
+    from importlib import metadata  # asked for once a session has started: not part of its start
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return otherwise
 
 
 def _timed(run: Run, requests: list[Request], pids: Callable[[], list[int]]) -> dict[str, Any]:
@@ -161,8 +175,7 @@ class Session:
                 start_new_session=True,
             )
         try:
-            ready = self._answer(timeout_s)
-            self.version, self.load_s = str(ready["ready"]), float(ready["load_s"])
+            self.load_s = float(self._answer(timeout_s)["load_s"])
         except BaseException:
             self.kill()
             raise
@@ -170,9 +183,16 @@ class Session:
 
     def run(self, requests: Sequence[Request], timeout_s: float) -> dict[str, Any]:
         """Return the child's answer to a run; PeerError where it fails or takes longer, and then the child is gone."""
+        return self._ask({"cmd": "run", "requests": list(requests)}, timeout_s)
+
+    def version(self, timeout_s: float) -> str:
+        """Return the version that the engine says it has; raises as `run`."""
+        return str(self._ask({"cmd": "version"}, timeout_s)["version"])
+
+    def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         try:
             self.wake()
-            self._send({"cmd": "run", "requests": list(requests)})
+            self._send(message)
             answer = self._answer(timeout_s)
         except BaseException:
             self.kill()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from .environment import child_command, num_values
-from .session import Record, Request, Run, serve
+from .session import Record, Request, Run, installed, serve
 
 NAME = "transformers"
 VARIANTS = ("fp32", "bf16")
@@ -88,6 +88,7 @@ def load(checkpoint: str, variant: str, threads: int) -> Run:
 
 
 if __name__ == "__main__":
-    import transformers
-
-    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])), transformers.__version__)
+    serve(
+        lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3])),
+        lambda: installed("transformers", "?"),
+    )

@@ -42,15 +42,15 @@ def all_variants(modules: Iterable[str] = MODULES) -> list[Variant]:
 def chosen(variants: Sequence[Variant], wanted: str | None) -> list[Variant]:
     """Return those that a list like `plansmith,llama_cpp:q8_0` names, all where it is None.
 
-    raises SystemExit for a name there is not, and for a list without names
+    raises ValueError for a name there is not, and for a list without names
     """
     if wanted is None:
         return list(variants)
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     there = f"there are {', '.join(v.slug for v in variants)}, or a module's name for all of it"
     if not names:
-        raise SystemExit(f"--variants {wanted!r} names no variant; {there}")
+        raise ValueError(f"{wanted!r} names no variant; {there}")
     for name in names:
         if not any(name in (v.slug, v.slug.split(":")[0]) for v in variants):
-            raise SystemExit(f"no variant {name!r}; {there}")
+            raise ValueError(f"no variant {name!r}; {there}")
     return [v for v in variants if v.slug in names or v.slug.split(":")[0] in names]

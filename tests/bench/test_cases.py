@@ -38,9 +38,25 @@ def test_no_round_begins_as_another_and_the_rest_stays() -> None:
         for own, written in zip(requests, WORKLOAD.tests[test], strict=True):
             assert own["prompt_ids"][1:] == written["prompt_ids"][1:]
             assert own["output_len"] == written["output_len"]
-    firsts += [r["prompt_ids"][0] for r in WORKLOAD.warm_up()[:1]]
+    warm_ups = [*WORKLOAD.warm_up(cases.TESTS), *WORKLOAD.short_warm_up()]
+    firsts += [requests[0]["prompt_ids"][0] for requests in warm_ups]
     assert len(set(firsts)) == len(firsts)
     assert all(0 <= first < WORKLOAD.vocab_size for first in firsts)
+
+
+def test_a_warm_up_has_the_shape_of_every_test() -> None:
+    tests = ["single", "conc16"]
+    for requests, test in zip(WORKLOAD.warm_up(tests), tests, strict=True):
+        assert len({r["prompt_ids"][0] for r in requests}) == 1
+        for own, written in zip(requests, WORKLOAD.tests[test], strict=True):
+            assert own["prompt_ids"][1:] == written["prompt_ids"][1:]
+            assert own["output_len"] == written["output_len"]
+
+
+def test_a_short_warm_up_still_reads_a_prompt_of_512() -> None:
+    short, prompt = WORKLOAD.short_warm_up()
+    assert [(len(r["prompt_ids"]) <= 32, r["output_len"]) for r in short] == [(True, 8)] * 4
+    assert [(len(r["prompt_ids"]), r["output_len"]) for r in prompt] == [(512, 1)]
 
 
 def test_what_was_shared_is_still_shared() -> None:

@@ -64,7 +64,7 @@ def test_rounds_go_through_tests_and_engines_in_turn(tmp_path: Path) -> None:
     [
         ("dies", "ended before it answered"),
         ("refuses", "too many tokens"),
-        ("short", "7 tokens, wanted 8"),
+        ("short", "0 tokens, wanted 1"),
     ],
 )
 def test_an_engine_that_fails_is_named_and_the_rest_runs(tmp_path: Path, how: str, reason: str) -> None:
@@ -74,7 +74,9 @@ def test_an_engine_that_fails_is_named_and_the_rest_runs(tmp_path: Path, how: st
         run.round(0, lambda: PEAKS)
     assert list(run.failures) == [f"Bad {how}"]
     assert reason in run.failures[f"Bad {how}"]
-    assert str(tmp_path / "logs") in run.failures[f"Bad {how}"]
+    # Where the log is, but not where this machine has the folder.
+    assert f"{tmp_path.name}/logs" in run.failures[f"Bad {how}"]
+    assert str(tmp_path) not in run.failures[f"Bad {how}"]
     assert [s["engine"] for s in run.samples] == ["Good ok"]
 
 
@@ -93,6 +95,39 @@ def test_an_engine_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
     assert list(run.failures) == ["Bad ok"]
     assert "no such package" in run.failures["Bad ok"]
     assert run.facts == {"Good ok": {"weight_bytes": 1000}}
+    assert str(tmp_path) not in run.failures["Bad ok"]
+
+
+def test_a_failure_in_the_repository_is_told_without_where_that_is(tmp_path: Path) -> None:
+    work = driver.ROOT / "build" / "peers"
+    with driver.Driver(settings(work), lambda text: None) as run:
+        text = f"Command '['{work}/venv/bin/python', '{driver.ROOT}/demo']' failed; logs are in {work}/logs"
+        wanted = "Command '['build/peers/venv/bin/python', 'demo']' failed; logs are in build/peers/logs"
+        assert run._without_folders(text) == wanted
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_the_peak_of_every_test_once_is_noted_behind_a_whole_warm_up(tmp_path: Path, reload: bool) -> None:
+    ran: list[int] = []
+    settled = dataclasses.replace(settings(tmp_path), reload=reload)
+    with (
+        driver.Driver(settled, lambda text: None) as run,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        real = driver.Session.run
+
+        def counted(session: Any, requests: Any, timeout_s: float) -> dict[str, Any]:
+            ran.append(len(requests))
+            return real(session, requests, timeout_s)
+
+        patch.setattr(driver.Session, "run", counted)
+        run.prepare(variants(module("one", "ok")))
+        run.start_all()
+        assert ran == ([] if reload else [1, 16])
+        run.round(0, lambda: PEAKS)
+    # With reload: a start, four short requests, a prompt of 512, the greedy tokens, the tests.
+    assert ran == ([1, 4, 1, 1, 1, 16] if reload else [1, 16, 1, 16])
+    assert ("warm_up_peak_rss_bytes" in run.facts["One ok"]) is not reload
 
 
 def test_an_engine_that_would_not_fit_into_memory_is_not_started(tmp_path: Path) -> None:
@@ -148,13 +183,13 @@ def test_variants_are_chosen_by_module_or_name() -> None:
     assert chosen(everything, None) == everything
     assert [v.slug for v in chosen(everything, "two,one:int8")] == ["one:int8", "two:q8_0"]
     assert [v.slug for v in chosen(everything, " two , one:int8,")] == ["one:int8", "two:q8_0"]
-    with pytest.raises(SystemExit, match=r"no variant 'one:q8_0'; there are one:fp32, one:int8, two:q8_0"):
+    with pytest.raises(ValueError, match=r"no variant 'one:q8_0'; there are one:fp32, one:int8, two:q8_0"):
         chosen(everything, "one:q8_0")
 
 
 @pytest.mark.parametrize("wanted", ["", ",", " "])
 def test_a_list_without_names_chooses_nothing(wanted: str) -> None:
-    with pytest.raises(SystemExit, match="names no variant; there are one:fp32"):
+    with pytest.raises(ValueError, match="names no variant; there are one:fp32"):
         chosen(variants(module("one", "fp32")), wanted)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import random_checkpoint
-from peer import ctranslate2, llama_cpp, ort_genai, plansmith, transformers, vllm_cpu
+from peer import ctranslate2, environment, llama_cpp, ort_genai, plansmith, transformers, vllm_cpu
 from peer.environment import converted, num_values, run_logged
 from peer.session import process_tree
 from tiny_models import write_tokenizer
@@ -54,6 +56,7 @@ def test_a_completion_is_greedy_of_a_forced_length_and_by_token_ids() -> None:
 
 def test_the_server_gets_a_context_for_every_slot_and_listens_on_loopback() -> None:
     arguments = llama_cpp.server_arguments("/x/llama-server", "/m.gguf", 3, 8123)
+    arguments.remove("--no-cache-idle-slots")  # the one switch without a value
     given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
     assert int(given["-c"]) == int(given["-np"]) * llama_cpp.CONTEXT
     assert given["-t"] == given["-tb"] == "3" and given["--host"] == "127.0.0.1" and given["--port"] == "8123"
@@ -68,6 +71,69 @@ def test_a_session_runs_the_module_with_the_model_that_is_there(module, tmp_path
         assert command[1:3] == ["-m", f"peer.{name}"] and "7" in command
         # The child runs in another folder: every path is absolute.
         assert all(Path(part).is_absolute() for part in command if "/" in part), command
+
+
+def test_the_server_keeps_no_prompts_beside_its_slots() -> None:
+    arguments = llama_cpp.server_arguments("/x/llama-server", "/m.gguf", 3, 8123)
+    assert arguments[arguments.index("--cache-ram") + 1] == "0"
+    assert "--no-cache-idle-slots" in arguments
+    # Within a slot a prefix is still reused.
+    assert json.loads(llama_cpp.completion(REQUEST))["cache_prompt"] is True
+
+
+def test_the_version_is_what_the_server_says() -> None:
+    said = "version: 0.5.0-dev (build 0, commit unknown)\nbuilt with GNU 12 for x86_64\n"
+    assert llama_cpp.named_version(said) == f"0.5.0-dev (of llama-cpp-python {llama_cpp.VERSION})"
+    assert llama_cpp.named_version("") == f"llama-cpp-python {llama_cpp.VERSION}"
+
+
+def test_a_library_of_products_is_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CT2_USE_MKL", raising=False)
+    plain, mkl = (ctranslate2.command(tmp_path, tmp_path / "m", v, 1) for v in ("int8", "int8-mkl"))
+    assert plain[3] == mkl[3] and plain[4:] == ["int8", "1"] and mkl[4:] == ["int8-mkl", "1"]
+    assert ctranslate2.compute_type("int8-mkl") == "int8" and ctranslate2.compute_type("float32") == "float32"
+    ctranslate2.choose_backend("int8")
+    assert "CT2_USE_MKL" not in os.environ
+    ctranslate2.choose_backend("int8-mkl")
+    assert os.environ["CT2_USE_MKL"] == "1"
+
+
+def test_vllm_is_bound_to_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {9, 4, 7})
+    assert vllm_cpu.settings(2, "/cache")["VLLM_CPU_OMP_THREADS_BIND"] == "4,7"
+    assert vllm_cpu.settings(3, "/cache")["VLLM_CPU_OMP_THREADS_BIND"] == "4,7,9"
+
+
+def test_vllm_loads_first_what_is_there(tmp_path: Path) -> None:
+    prefix, system = tmp_path / "venv", tmp_path / "system"
+    assert vllm_cpu.libraries_first(prefix, [system]) == []
+    for folder, name in ((prefix / "lib", "libiomp5.so"), (system, "libtcmalloc_minimal.so.4")):
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+    (system / "libtcmalloc.so.4").touch()
+    found = vllm_cpu.libraries_first(prefix, [system])
+    assert [path.name for path in found] == ["libiomp5.so", "libtcmalloc_minimal.so.4"]
+
+
+def test_a_stamp_names_one_version_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(
+        environment, "run_logged", lambda words, log, **env: ran.append([str(w) for w in words])
+    )
+    path = tmp_path / "venv"
+    path.mkdir()
+    for requirements in (["a==1", "b"], ["a==2", "c"]):
+        environment.make_environment(path, requirements, tmp_path / "log")
+    assert (path / ".ready").read_text().split() == ["a==2", "b", "c"]
+    done = len(ran)
+    environment.make_environment(path, ["b", "c"], tmp_path / "log")
+    assert len(ran) == done
+    environment.make_environment(path, ["a==1", "b"], tmp_path / "log")
+    assert len(ran) > done
+
+
+def test_plansmith_says_the_version_of_its_library() -> None:
+    assert re.match(r"\d+\.\d+\.\d+ \(\w", plansmith.version())
 
 
 def test_variants_of_a_model_lie_in_files_of_their_own(tmp_path: Path) -> None:
@@ -151,7 +217,9 @@ def test_an_interrupted_step_ends_with_what_it_started(
     def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         if pids:
             return real(process, timeout)
+        begun = time.monotonic()
         while len(process_tree(process.pid)) < 2:
+            assert time.monotonic() < begun + 60
             time.sleep(0.01)
         pids.extend(process_tree(process.pid))
         raise KeyboardInterrupt

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import history
 from peer import goals, report
 from peer.results import better
 from peer.roofline import ModelCost, arithmetic_share, bandwidth_share, bits_of
@@ -172,6 +173,34 @@ def test_memory_is_the_peak_of_the_first_round() -> None:
     assert "| 600 | 700 |" in report.footprint_table(run, {})
 
 
+def test_memory_is_the_peak_of_the_warm_up_where_that_ran_every_test() -> None:
+    run = results({"plansmith int8": [1.0, 1.0]}, peak_rss_bytes=700e6)
+    run.facts["plansmith int8"]["warm_up_peak_rss_bytes"] = 500_000_000
+    verdict = goals.judge(goal("peak memory of all tests once"), run)
+    assert verdict is not None and verdict["got"] == 500.0
+    assert "| 500 | 700 |" in report.footprint_table(run, {})
+    once = history.entry(run, 2)["medians"]["plansmith int8"]["memory.peak_rss_mb"]
+    assert (once["median"], once["count"]) == (500.0, 1)
+
+
+def test_memory_of_a_part_of_the_tests_is_not_judged() -> None:
+    run = results({"plansmith int8": [1.0]})
+    part = dataclasses.replace(run, samples=[s for s in run.samples if s["test"] != "shared16"])
+    assert goals.judge(goal("peak memory of all tests once"), part) is None
+
+
+def test_memory_of_engines_that_are_started_in_each_round_is_that_of_the_first() -> None:
+    run = results({"plansmith int8": [1.0, 1.0, 1.0]})
+    for sample in run.samples:
+        if "peak_rss_bytes" in sample:
+            sample["peak_rss_bytes"] = 600e6 - 50e6 * sample["round"]
+    assert run.memory_of_all_tests_once("plansmith int8") == 600.0
+    verdict = goals.judge(goal("peak memory of all tests once"), run)
+    assert verdict is not None and verdict["got"] == 600.0
+    once = history.entry(run, 2)["medians"]["plansmith int8"]["memory.peak_rss_mb"]
+    assert once["median"] == 600.0
+
+
 def test_goals_that_a_run_cannot_judge_are_not_judged() -> None:
     names = {v["goal"] for v in goals.judge_all(goals.GOALS, results({"plansmith int8": [1.0]}))}
     assert "one request, 8 bits: tokens/s" not in names  # no peer
@@ -183,7 +212,11 @@ def test_the_report_holds_every_engine_and_goal() -> None:
     run = results(SPEEDS)
     verdicts = goals.judge_all(goals.GOALS, run)
     text = report.markdown(
-        run, verdicts, {"vLLM float32": "it did not start; see x.log"}, {"plansmith int8": 128}
+        run,
+        verdicts,
+        {"vLLM float32": "it did not start; see x.log"},
+        {"plansmith int8": 128},
+        ["a goal of another test"],
     )
     for title, _, _ in report.TABLES.values():
         section = text.split(f"### {title}\n\n")[1].split("\n\n")[0]
@@ -201,5 +234,40 @@ def test_the_report_holds_every_engine_and_goal() -> None:
     )
     assert "| vLLM float32 | it did not start; see x.log |" in text
     assert "other processes took 0.25 cores" in text
+    assert "0.04 nats apart" in text
+    assert "0.04 nats" not in report.footprint_table(run, {})
+    assert "Not judged, for want of a variant or a test: a goal of another test." in text
     for verdict in verdicts:
         assert f"| {verdict['goal']} |" in text
+
+
+HEAD = {
+    "commit": ("abc123", True),
+    "machine": {
+        "date": "2026-01-02",
+        "cores": 2,
+        "processor": "A processor",
+        "memory_gib": 8,
+        "system": "Linux",
+    },
+    "threads": 2,
+    "model": "smollm2",
+    "rounds": 2,
+    "tests": ["single"],
+    "not_run": ["vLLM CPU float32"],
+    "short_of": ["Fewer rounds than a comparison takes: 2 of at least 3."],
+}
+
+
+def test_the_first_lines_say_what_ran_and_what_did_not() -> None:
+    first, fewer, not_run, failed = report.head(HEAD, {"X int8": "see x.log"}).split("\n\n")
+    assert first.startswith(
+        "plansmith at commit abc123 with changes, 2026-01-02, model smollm2; 2 threads on 2 "
+    )
+    assert "A processor" in first and "rounds: 2; tests: single." in first
+    assert fewer == HEAD["short_of"][0]
+    assert not_run == "Not run: vLLM CPU float32."
+    assert "X int8" in failed
+    whole = report.head(HEAD | {"commit": ("abc123", False), "not_run": [], "short_of": []}, {}).split("\n\n")
+    assert len(whole) == 2 and "with changes" not in whole[0]
+    assert whole[1] == "Not run: none of the variants there are."

@@ -81,6 +81,27 @@ def test_points_that_need_too_much_memory_are_left_out(
     assert "left out: Point(batch=8, context=128)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--precisions", ","], "--precisions ',' names none; there are fp32, bf16, int8, int4"),
+        (["--precisions", "int8,int3"], "--precisions: no 'int3'; there are fp32, bf16, int8, int4"),
+        (["--threads", "0"], "--threads 0: from 1 to the"),
+        (["--threads", "100000"], "cores that this process may use"),
+        (["--max-kv-gib", "0"], "--max-kv-gib 0.0: more than 0"),
+    ],
+)
+def test_what_cannot_run_is_refused(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        scaling.parse(given)
+    assert stopped.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_precisions_are_measured_once_each() -> None:
+    assert scaling.parse(["--precisions", "int8, fp32,int8"]).precisions == ["int8", "fp32"]
+
+
 def test_the_full_run_covers_what_it_says() -> None:
     series = scaling.series_of(quick=False)
     assert [p.batch for p in series["batch"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]

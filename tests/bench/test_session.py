@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from peer.session import PeerError, Session, cpu_seconds, process_tree
+from peer.session import PeerError, Session, cpu_seconds, installed, process_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -57,7 +57,7 @@ def wait_until(condition) -> None:  # type: ignore[no-untyped-def]
 
 def test_answers(open_session, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     session = open_session("ok")
-    assert session.version == "1.0"
+    assert session.version(LONG_S) == "1.0"
     assert 0 <= session.load_s <= session.start_s
     for _ in range(2):
         answer = session.run(REQUESTS, LONG_S)
@@ -69,6 +69,11 @@ def test_answers(open_session, tmp_path: Path) -> None:  # type: ignore[no-untyp
     session.close()
     assert session._process.returncode == 0
     assert "and chats while it runs" in (tmp_path / "ok.log").read_text()
+
+
+def test_the_version_of_a_package_is_that_installed() -> None:
+    assert installed("pytest", "?") == pytest.__version__
+    assert installed("a-package-that-nobody-has", "1.2") == "1.2"
 
 
 def test_nothing_of_an_idle_engine_runs(open_session) -> None:  # type: ignore[no-untyped-def]
