@@ -4,8 +4,10 @@
 
 Exits with the program's status. Needs `pip install unicorn`. The processor is QEMU's "max" (NEON, dot products, half
 floats); what the program is told of it (AT_HWCAP) is floating point and NEON, and dot products if wanted.
-Threads take turns: one runs until it waits for another. Clocks stand still. Of the environment the program gets TMPDIR
-and what begins with PLANSMITH_.
+Threads take turns: one runs until it waits for another or is about to begin an atomic change, before which it lets the
+others run. That is the same order every time, and work that is shared by a counter is shared among all. Each look at a
+clock finds it a millisecond later, whatever ran between: who spins for some time gives up and sleeps. Of the
+environment the program gets TMPDIR and what begins with PLANSMITH_.
 """
 
 import os
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from unicorn import UC_ARCH_ARM64, UC_HOOK_INTR, UC_MODE_ARM, Uc, UcError
+from unicorn import UC_ARCH_ARM64, UC_HOOK_CODE, UC_HOOK_INTR, UC_MODE_ARM, Uc, UcError
 from unicorn import arm64_const as arm
 from unicorn.unicorn import UcContext
 
@@ -26,6 +28,8 @@ HEAP, MAPS = 0x10_0000_0000, 0x20_0000_0000  # where brk starts, where mmap star
 HWCAP_FP_ASIMD, HWCAP_ASIMDDP = 0b11, 1 << 20
 AT_NULL, AT_PHDR, AT_PHENT, AT_PHNUM, AT_PAGESZ, AT_ENTRY, AT_HWCAP, AT_RANDOM = 0, 3, 4, 5, 6, 9, 16, 25
 EBADF, EAGAIN, ENOTTY, ENOSYS = 9, 11, 25, 38
+SYSTEM_CALL, YIELDED = 2, 0x1_0004  # QEMU's numbers of exceptions
+EXECUTABLE, LOAD_MASK, LOAD_EXCLUSIVE = 1, 0x3FFF_7C00, 0x085F_7C00  # LDXR, LDAXR of any size
 CLONE_PARENT_SETTID, CLONE_CHILD_CLEARTID = 0x10_0000, 0x20_0000
 FUTEX_WAIT, FUTEX_WAKE, FUTEX_REQUEUE, FUTEX_WAIT_BITSET, FUTEX_WAKE_BITSET = 0, 1, 3, 9, 10
 REGISTERS = [getattr(arm, f"UC_ARM64_REG_X{i}") for i in range(6)]
@@ -43,6 +47,7 @@ class Thread:
     cleared_at_exit: int = 0  # where the kernel writes 0 then
     registers: UcContext | None = None
     futex: int = 0
+    gave_way: bool = False  # before the atomic change that it is about to begin
 
 
 class Program:
@@ -52,7 +57,7 @@ class Program:
         self._cpu = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
         self._cpu.ctl_set_cpu_model(arm.UC_CPU_ARM64_MAX)
         self._cpu.reg_write(arm.UC_ARM64_REG_CPACR_EL1, 3 << 20)  # floating point and NEON are not trapped
-        self._heap, self._mapped = HEAP, MAPS
+        self._heap, self._mapped, self._milliseconds = HEAP, MAPS, 0
         self._status: int | None = None  # of the program, when it has ended
         self._thread, self._others, self._last_tid = Thread(tid=1), deque[Thread](), 1
         auxv = self._load(path.read_bytes())
@@ -74,6 +79,7 @@ class Program:
             96: self._set_tid_address,
             98: self._futex,
             113: self._clock,
+            122: lambda *_: 0,  # sched_setaffinity
             123: lambda _pid, _size, at, *_: self._write(at, struct.pack("<Q", 1)) or 8,  # sched_getaffinity
             124: lambda *_: self._cpu.emu_stop() or 0,  # sched_yield
             134: lambda *_: 0,  # rt_sigaction
@@ -87,7 +93,9 @@ class Program:
             226: lambda *_: 0,  # mprotect
             233: lambda *_: 0,  # madvise
         }
-        self._cpu.hook_add(UC_HOOK_INTR, self._system_call)
+        self._cpu.hook_add(UC_HOOK_INTR, self._exception)
+        for at in self._atomics:
+            self._cpu.hook_add(UC_HOOK_CODE, self._give_way, begin=at, end=at)
 
     def run(self) -> int:
         """Run to the end and return the exit status: 139 after a fault, 138 when all threads wait."""
@@ -118,6 +126,12 @@ class Program:
         print("run_aarch64: every thread waits for another", file=sys.stderr)
         self._status = 138
 
+    def _give_way(self, _cpu: Uc, _at: int, _size: int, _data: object) -> None:
+        thread = self._thread
+        thread.gave_way = not thread.gave_way and any(not other.futex for other in self._others)
+        if thread.gave_way:
+            self._cpu.emu_stop()  # comes back here
+
     # ------------------------------------------------------------ memory
 
     def _load(self, elf: bytes) -> dict[int, int]:
@@ -127,9 +141,10 @@ class Program:
         self._entry, headers = struct.unpack_from("<QQ", elf, 24)
         entry_size, count = struct.unpack_from("<HH", elf, 54)
         pages: set[int] = set()
+        self._atomics: list[int] = []  # load-exclusive instructions: an atomic change begins with one
         for i in range(count):
             segment = struct.unpack_from("<IIQQQQQ", elf, headers + i * entry_size)
-            kind, _, offset, address, _, in_file, in_memory = segment
+            kind, permissions, offset, address, _, in_file, in_memory = segment
             if kind != 1:
                 continue
             first = address // PAGE
@@ -138,6 +153,10 @@ class Program:
                     self._cpu.mem_map(page * PAGE, PAGE)
                     pages.add(page)
             self._write(address, elf[offset : offset + in_file])
+            if permissions & EXECUTABLE:
+                words = struct.unpack_from(f"<{in_file // 4}I", elf, offset)
+                loads = [i for i, word in enumerate(words) if word & LOAD_MASK == LOAD_EXCLUSIVE]
+                self._atomics += [address + 4 * i for i in loads]
             if offset <= headers < offset + in_file:
                 phdr = address + headers - offset
         return {AT_PHDR: phdr, AT_PHENT: entry_size, AT_PHNUM: count, AT_PAGESZ: PAGE, AT_ENTRY: self._entry}
@@ -173,7 +192,15 @@ class Program:
 
     # ------------------------------------------------------------ system calls
 
-    def _system_call(self, _cpu: Uc, _number: int, _data: object) -> None:
+    def _exception(self, _cpu: Uc, number: int, _data: object) -> None:
+        if number == SYSTEM_CALL:
+            self._system_call()
+        elif number != YIELDED:
+            at = self._cpu.reg_read(arm.UC_ARM64_REG_PC)
+            print(f"run_aarch64: exception {number} at {at:#x}", file=sys.stderr)
+            self._exit(139)
+
+    def _system_call(self) -> None:
         call = self._cpu.reg_read(arm.UC_ARM64_REG_X8)
         arguments = [self._cpu.reg_read(register) for register in REGISTERS]
         signed = [x - (1 << 64) if x >> 63 else x for x in arguments]
@@ -288,7 +315,8 @@ class Program:
         return os.write(fd, b"".join(map(bytes, parts)))
 
     def _clock(self, _clock: int, at: int, *_: int) -> int:
-        self._write(at, struct.pack("<QQ", 0, 0))  # a test that looks at the clock is none
+        self._milliseconds += 1
+        self._write(at, struct.pack("<QQ", self._milliseconds // 1000, self._milliseconds % 1000 * 1_000_000))
         return 0
 
 
