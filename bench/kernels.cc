@@ -329,11 +329,9 @@ int main(int argc, char** argv) {
   const int threads = argc > 2 ? std::max(1, atoi(argv[2])) : NumUsableCores();
   const std::string what = argc > 3 ? argv[3] : "";
   ThreadPool pool(threads, false);
-  const bool bf16 = strcmp(kernels.name, "avx512bf16") == 0;
-  const bool vnni =
-      bf16 || strcmp(kernels.name, "avx512vnni") == 0 || strcmp(kernels.name, "amx") == 0;
+  const bool vnni = strncmp(kernels.name, "avx512", 6) == 0 || kernels.dot_tiles != nullptr;
   const bool avx2 = vnni || strcmp(kernels.name, "avx2") == 0;
-  const Peaks peaks = MeasurePeaks(&pool, avx2, vnni, bf16);
+  const Peaks peaks = MeasurePeaks(&pool, avx2, vnni, kernels.has_bf16_dots, kernels.dot_tiles);
   printf(
       "%s, %d threads; peaks: read %.1f GB/s, fp32 FMA %.0f GFLOP/s, bf16 %.0f GFLOP/s, int8 %.0f "
       "GOP/s\n",

@@ -296,7 +296,7 @@ def settings_of(args: argparse.Namespace, model: Path) -> driver.Settings:
 
 def measure(args: argparse.Namespace, head: dict[str, Any], run: driver.Driver) -> None:
     """Run the rounds; the samples are on the disk after each."""
-    peaks = functools.partial(roofline.measure_peaks, roofline.build_peaks(), args.threads)
+    peaks = functools.partial(roofline.measure_peaks, args.threads)
     run.fresh_starts(0 if args.quick else args.rounds, peaks)
     run.start_all()
     run.compare_outputs()

@@ -48,7 +48,7 @@ def measure(rounds: int, threads: int, wanted: list[variants.Variant]) -> Result
     work = common.ROOT / "build" / "peers"
     workload = cases.read_workload(common.WORKLOAD)
     settings = driver.Settings(work, common.demo_checkpoint(), workload, cases.TESTS, threads)
-    peaks = functools.partial(roofline.measure_peaks, roofline.build_peaks(), threads)
+    peaks = functools.partial(roofline.measure_peaks, threads)
     with driver.Driver(settings, driver.say) as run:
         run.prepare(wanted)
         run.fresh_starts(rounds, peaks)

@@ -23,13 +23,21 @@ from .compile import (
     needed_bytes,
 )
 from .device_kernels import DeviceKernels, without_kernels
-from .engine_dir import Work, check_source_stays, describe_file, destination, replacing
+from .engine_dir import Work, check_room, check_source_stays, describe_file, destination, replacing
 from .engine_manifest import limits_entry, make_manifest, target_entry
 from .limits import Limits, make_limits
 from .precision import Precision, draft_precision
 from .progress import Progress, no_progress
 from .reuse import carry, join, old_manifest, reusable
-from .targets.registry import CPU, Target, check_target, choose_precision, find_targets, with_kv_cache
+from .targets.registry import (
+    CPU,
+    Target,
+    check_target,
+    choose_precision,
+    find_targets,
+    recipe_for,
+    with_kv_cache,
+)
 
 Judge = Callable[["BuildPlan", pathlib.Path | None], dict[str, Any]]
 """Takes what is built and its cpu plan, None where it has none, and returns an evaluation as JSON values."""
@@ -118,9 +126,21 @@ def plan_build(
     return BuildPlan(opened, left, recipe, made, draft_recipe, draft is None, weight_streaming, refused)
 
 
-def needed_disk(plan: BuildPlan, out_dir: str | pathlib.Path) -> int:
-    """Return about how many bytes of disk the build takes, if none of its targets is there already."""
-    return sum(needed_bytes(request, plan.targets) for request in plan.requests(pathlib.Path(out_dir)))
+def check_build(
+    plan: BuildPlan, out_dir: str | pathlib.Path, *, force: bool = False, progress: Progress = no_progress
+) -> tuple[BuildPlan, int]:
+    """Return the plan with the draft that it gets, and about how many bytes of disk its build takes.
+
+    Writes nothing, and reads the checkpoint's contents only where an engine is there to be compared with them.
+    raises whatever build_engine raises before it compiles
+    """
+    out = _checked_destination(plan, out_dir)
+    is_there = (out / MANIFEST_NAME).is_file()
+    fingerprint = _fingerprint(plan, progress) if is_there else ""
+    found = _compared(plan, out, fingerprint, force=force)
+    needed = found.needed_bytes()
+    check_room(out, needed)
+    return found.plan, needed
 
 
 def build_engine(
@@ -144,38 +164,26 @@ def build_engine(
         engine_dir.replacing raises.
     """
     start = time.monotonic()
-    out = destination(pathlib.Path(out_dir))
-    check_source_stays(plan.checkpoint.path, out)
-    progress("checkpoint", "hashing", 0, 0)
-    fingerprint = plan.checkpoint.fingerprint()
+    out = _checked_destination(plan, out_dir)
+    fingerprint = _fingerprint(plan, progress)
     failures: dict[str, Error] = dict(plan.refused)
     with replacing(out) as work:
         clear_failure_logs(out)
-        old = old_manifest(out, fingerprint, plan.recipe, force=force)
-        plan = _settle_draft(plan, old)
-        requests = plan.requests(out, workers)
-        keys = _keys(plan, requests, fingerprint)
-        kept, lost = reusable(old, keys, plan.limits, plan.draft, force=force)
+        found = _compared(plan, out, fingerprint, force=force, workers=workers)
+        plan, keys, kept = found.plan, found.keys, found.kept
         tokenizer = _write_tokenizer(plan.checkpoint, work.path)
-        todo = [(one, [t for t in plan.targets if one.label(t) not in kept]) for one in requests]
         reports = {name: one for name, one in read_targets(out).items() if name in kept}
         kernels = DeviceKernels(plan.targets)
         outdated = kernels.outdated(kept, out)
-        if (
-            old is not None
-            and judge is None
-            and not outdated
-            and _is_same(old, plan, keys, kept, lost, tokenizer)
-        ):
+        if judge is None and not outdated and found.is_same(tokenizer):
             work.keep_old()
             if failures:
                 raise _summary(failures)
             return _report(plan, out, start, reports, kept)
         carried = {name: without_kernels(one) if name in outdated else one for name, one in kept.items()}
         entries = carry(carried, out, work)
-        needed = sum(needed_bytes(one, targets) for one, targets in todo if targets)
-        work.reserve(needed + sum(one.size for one in tokenizer.files))
-        for request, targets in todo:
+        work.reserve(found.needed_bytes())
+        for request, targets in found.todo:
             wanted = [
                 target for target in targets if target.name not in failures
             ]  # no draft without its target
@@ -185,7 +193,8 @@ def build_engine(
                     failures[name] = result
                 else:
                     entries[name] = target_entry(target, request, result, keys[name], work.path)
-                    reports[name] = _built(result, entries[name])
+                    groups = recipe_for(target, request.recipe).weight_groups
+                    reports[name] = _built(result, entries[name], groups)
         if failures and not any("/" not in name for name in entries):
             raise _summary(failures)
         entries, notes = kernels.add(entries, work.path, progress)
@@ -199,6 +208,62 @@ def build_engine(
     if failures:
         raise _summary(failures)
     return report
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compared:
+    """A plan beside what its destination holds.
+
+    plan : with the directory's own draft, unless another was asked for
+    old : what is there; None = nothing of this model and precision
+    keys : of every plan to be made, by its piece name
+    kept, lost : of the plans that are there, see reuse.reusable
+    todo : what the compilers get, and of which targets
+    """
+
+    plan: BuildPlan
+    old: Manifest | None
+    keys: dict[str, str]
+    kept: dict[str, TargetEntry]
+    lost: bool
+    todo: tuple[tuple[CompileRequest, tuple[Target, ...]], ...]
+
+    def needed_bytes(self) -> int:
+        """Return about how much disk the build takes."""
+        plans = sum(needed_bytes(one, targets) for one, targets in self.todo if targets)
+        tokenizer = self.plan.checkpoint.tokenizer_files().values()
+        return plans + sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in tokenizer)
+
+    def is_same(self, tokenizer: TokenizerEntry) -> bool:
+        """Whether the build would write the engine that is there already."""
+        if self.old is None or self.lost or not self.keys.keys() <= self.kept.keys():
+            return False
+        return tokenizer == self.old.tokenizer and self.old.limits == limits_entry(self.plan.limits)
+
+
+def _compared(
+    plan: BuildPlan, out: pathlib.Path, fingerprint: str, *, force: bool, workers: int | None = None
+) -> _Compared:
+    """Return what is to be done at a destination; raises what old_manifest and reusable raise."""
+    old = old_manifest(out, fingerprint, plan.recipe, force=force)
+    plan = _settle_draft(plan, old)
+    requests = plan.requests(out, workers)
+    keys = _keys(plan, requests, fingerprint)
+    kept, lost = reusable(old, keys, plan.limits, plan.draft, force=force)
+    todo = tuple((one, tuple(t for t in plan.targets if one.label(t) not in kept)) for one in requests)
+    return _Compared(plan, old, keys, kept, lost, todo)
+
+
+def _checked_destination(plan: BuildPlan, out_dir: str | pathlib.Path) -> pathlib.Path:
+    """Return out_dir as `destination` does, once the checkpoint is known not to lie in it."""
+    out = destination(pathlib.Path(out_dir))
+    check_source_stays(plan.checkpoint.path, out)
+    return out
+
+
+def _fingerprint(plan: BuildPlan, progress: Progress) -> str:
+    progress("checkpoint", "hashing", 0, 0)
+    return plan.checkpoint.fingerprint()
 
 
 def _settle_draft(plan: BuildPlan, old: Manifest | None) -> BuildPlan:
@@ -218,19 +283,6 @@ def _keys(plan: BuildPlan, requests: Sequence[CompileRequest], fingerprint: str)
         for request in requests
         for target in plan.targets
     }
-
-
-def _is_same(
-    old: Manifest,
-    plan: BuildPlan,
-    keys: dict[str, str],
-    kept: dict[str, TargetEntry],
-    lost: bool,
-    tokenizer: TokenizerEntry,
-) -> bool:
-    """Whether the build would write the engine that is there already."""
-    whole = not lost and keys.keys() <= kept.keys()
-    return whole and tokenizer == old.tokenizer and old.limits == limits_entry(plan.limits)
 
 
 def _finish(
@@ -259,7 +311,7 @@ def _write_tokenizer(checkpoint: Checkpoint, work: pathlib.Path) -> TokenizerEnt
     return TokenizerEntry(files=tuple(entries), sha256=hash_entries(entries))
 
 
-def _built(result: Compiled, entry: TargetEntry) -> TargetReport:
+def _built(result: Compiled, entry: TargetEntry, weight_groups: str) -> TargetReport:
     return TargetReport(
         status="built",
         compiler=entry.compiler,
@@ -270,6 +322,8 @@ def _built(result: Compiled, entry: TargetEntry) -> TargetReport:
         weight_bytes=result.weight_bytes,
         warnings=result.warnings,
         log_tail=result.log_tail,
+        group_size=weight_groups,
+        kv_dtype=entry.kv_dtype,
     )
 
 

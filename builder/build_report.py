@@ -22,6 +22,8 @@ class TargetReport:
     peak_rss_bytes : most memory held while it compiled, 0 where that cannot be told
     weight_bytes : bytes of the graph's weights by type
     notes : what else is worth knowing, e.g. that tokens are drawn on the host
+    group_size : what at most shares a scale of a quantized weight, see Precision.weight_groups
+    kv_dtype : of the KV pools' values
     """
 
     status: str
@@ -34,6 +36,8 @@ class TargetReport:
     warnings: tuple[str, ...] = ()
     log_tail: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    group_size: str = ""
+    kv_dtype: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,8 @@ def _read_target(one: dict[str, Any]) -> TargetReport:
     numbers = (report.seconds, report.peak_rss_bytes, report.plan_bytes, *report.weight_bytes.values())
     if not all(isinstance(number, int | float) for number in numbers):
         raise TypeError("a size or a time is no number")
+    if not all(isinstance(one, str) for one in (report.group_size, report.kv_dtype)):
+        raise TypeError("a group or a type is no text")
     return dataclasses.replace(
         report,
         warnings=tuple(report.warnings),

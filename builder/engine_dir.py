@@ -14,6 +14,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 
 from ..runtime.errors import BuildError, InvalidArgumentError, OutOfMemoryError
@@ -21,6 +22,8 @@ from ..runtime.manifest import MANIFEST_NAME, hash_file
 from ..runtime.manifest_entries import FileEntry
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What the names of the lock, of a work directory and of a failed compile's log add to the engine's own, in bytes.
+_BESIDE_BYTES = 40
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -39,8 +42,7 @@ class Work:
     def reserve(self, needed_bytes: int) -> None:
         """Raise OutOfMemoryError if the disk has less than this; the number is also for later errors' text."""
         self.needed_bytes = needed_bytes
-        if shutil.disk_usage(self.path).free < needed_bytes:
-            raise _no_space(self, "checked before the build")
+        check_room(self.path, needed_bytes)
 
     def keep_old(self) -> None:
         """Leave what is at the destination; nothing is replaced."""
@@ -94,15 +96,22 @@ def _disk_errors(work: Work) -> Iterator[None]:
             error
         ):  # numpy's words for a short write
             raise
-        raise _no_space(work, error.strerror or "no space left") from error
+        raise _no_space(work.path.parent, work.needed_bytes, error.strerror or "no space left") from error
 
 
-def _no_space(work: Work, why: str) -> OutOfMemoryError:
-    free = shutil.disk_usage(work.path.parent).free
-    needed = f"about {work.needed_bytes / 1e6:.0f} MB needed, " if work.needed_bytes else ""
+def check_room(out_dir: pathlib.Path, needed_bytes: int) -> None:
+    """Raise OutOfMemoryError if the disk that out_dir lies on, or will lie on, has less than this."""
+    place = next(path for path in out_dir.parents if path.is_dir())
+    if shutil.disk_usage(place).free < needed_bytes:
+        raise _no_space(place, needed_bytes, "checked before the build")
+
+
+def _no_space(place: pathlib.Path, needed_bytes: int, why: str) -> OutOfMemoryError:
+    free = shutil.disk_usage(place).free
+    needed = f"about {needed_bytes / 1e6:.0f} MB needed, " if needed_bytes else ""
     return OutOfMemoryError(
-        f"the output does not fit on the disk of {work.path.parent}: {needed}{free / 1e6:.0f} MB free ({why}); free "
-        "some space, build fewer targets at once, or give another -o"
+        f"the output does not fit on the disk of {place}: {needed}{free / 1e6:.0f} MB free ({why}); free some space, "
+        "build fewer targets at once, or give another -o"
     )
 
 
@@ -150,10 +159,24 @@ def _check_destination(out_dir: pathlib.Path, marker: str) -> None:
     parent = next(path for path in out_dir.parents if path.exists() or path.is_symlink())
     if not parent.is_dir():
         raise InvalidArgumentError(f"{parent} is no directory, so nothing can go below it; give another -o")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    _check_writable(parent)
+    longest = os.pathconf(parent, "PC_NAME_MAX") - _BESIDE_BYTES
+    if len(os.fsencode(out_dir.name)) > longest:
         raise InvalidArgumentError(
-            f"{parent} cannot be written to; give another -o or change its permissions"
+            f"{out_dir} has a name of more than {longest} bytes, and files beside it have longer ones; give another -o"
         )
+
+
+def _check_writable(folder: pathlib.Path) -> None:
+    """Raise InvalidArgumentError where no file can be made; a full disk is left to whoever knows what is needed."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # rights tell root nothing, nor what a file system refuses
+            pass
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise InvalidArgumentError(
+                f"{folder} cannot be written to ({error.strerror}); give another -o or change its permissions"
+            ) from error
 
 
 def _prefix(out_dir: pathlib.Path) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..runtime.errors import InvalidArgumentError
-from .scheme import FLOAT, FP4_GROUP, ROW, KvFormat, Quantization, Scheme
+from .scheme import FLOAT, FP4_GROUP, ROW, WHOLE, KvFormat, Quantization, Scheme
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 
@@ -53,6 +53,19 @@ class Precision:
     def is_quantized(self) -> bool:
         """Whether any product is."""
         return self.weight_bits <= 8
+
+    @property
+    def weight_groups(self) -> str:
+        """What at most shares a scale of a quantized weight, for people: "32 columns", "an output"; "" without any."""
+        if self.quantization is not None:
+            found = {one.weight_group for _, one in self.quantization.schemes if one.weight != "float"}
+        elif not self.is_quantized:
+            found = set()
+        else:
+            is_row = self.weight_bits == 8 and not self.int8_groups
+            found = {ROW if is_row else self.group_size or GPU_GROUP_SIZE}
+        words = {WHOLE: "a tensor", ROW: "an output"}
+        return ", ".join(words.get(size, f"{size} columns") for size in sorted(found))
 
     @property
     def kv(self) -> KvFormat:

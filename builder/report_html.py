@@ -191,6 +191,8 @@ def _targets(targets: Json) -> str:
             text(name),
             text(one.get("status")),
             text(f"{one.get('compiler', '')} {one.get('compiler_version', '')}"),
+            text(one.get("group_size") or "–"),
+            text(one.get("kv_dtype") or "–"),
             f"{number(one.get('seconds'))} s",
             size(one.get("plan_bytes")),
             size(one.get("peak_rss_bytes")),
@@ -202,8 +204,8 @@ def _targets(targets: Json) -> str:
         for name, one in targets.items()
         for line in (*(one.get("warnings") or ()), *(one.get("notes") or ()))
     )
-    header = ("target", "status", "compiler", "compiled in", "plan", "peak memory")
-    return _section("Targets", table(header, rows, left=3), warnings)
+    header = ("target", "status", "compiler", "group size", "KV pools", "compiled in", "plan", "peak memory")
+    return _section("Targets", table(header, rows, left=5), warnings)
 
 
 def _weights(targets: Json) -> str:

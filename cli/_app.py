@@ -16,12 +16,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
 
 from ..runtime.errors import BuildError, Error, InvalidArgumentError
 from . import legacy, quantize_legacy
+from ._files import naming
 from ._usage import is_usage_error, usage_sentence
 
 T = TypeVar("T")
@@ -74,9 +76,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _terminate)  # a terminal that is closed
     _prepare_streams()
-    words = guarded(_words, as_json)(given)
-    app = guarded(make_app, as_json)(words)
     try:
+        words = guarded(_words, as_json)(given)
+        app = guarded(make_app, as_json)(words)
         status = guarded(app, as_json)(args=words, prog_name="plansmith", standalone_mode=False)
     except typer.Abort:
         sys.exit(1)
@@ -130,8 +132,21 @@ def _prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+    plain = sys.__stdout__
+    if plain is not None and plain is sys.stdout and plain.fileno() == 1:
+        binary = io.BufferedWriter(_StandardOutput(1, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(binary, plain.encoding, line_buffering=plain.line_buffering)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, whose errors tell its name."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes and return how many."""
+        with naming("standard output"):
+            return super().write(data)
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -162,9 +177,27 @@ def _register(app: typer.Typer, commands: dict[str, tuple[str, str, str]], words
     for name, (module, function, line) in commands.items():
         if name in words[:1]:
             body = getattr(importlib.import_module(f".{module}", __package__), function)
+            _refuse_empty_paths(body, words)
             app.command(name, short_help=line)(guarded(body, "--json" in words))
         else:
             app.command(name, help=line)(_absent)
+
+
+def _refuse_empty_paths(body: Callable[..., Any], words: Sequence[str]) -> None:
+    """Refuse an empty word as the value of an option that takes a path: Path("") is the current directory."""
+    flags: set[str] = set()
+    for name, hint in get_type_hints(body, include_extras=True).items():
+        kind, *notes = get_args(hint) or (hint,)
+        if kind is Path or Path in get_args(kind):
+            # Of an Annotated option Typer keeps the first name as the default.
+            names = [one for note in notes for one in (note.default, *(note.param_decls or ()))]
+            flags.update([one for one in names if isinstance(one, str)] or [f"--{name.replace('_', '-')}"])
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word == "--":
+            return
+        flag, equals, value = word.partition("=")
+        if flag in flags and not (value if equals else following):
+            raise typer.BadParameter("a path is empty; give one, or leave the option out", param_hint=flag)
 
 
 def _absent() -> None:

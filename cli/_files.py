@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from ..runtime.errors import InvalidArgumentError
+
+# FIFOs that were opened when they were looked at, by path: closing one there would be the end of its reader's input.
+_held: dict[Path, int] = {}
 
 
 def check_output(flag: str, path: Path, suffixes: Sequence[str] = ()) -> None:
@@ -26,8 +31,9 @@ def check_output(flag: str, path: Path, suffixes: Sequence[str] = ()) -> None:
     try:
         if path.is_dir():
             raise InvalidArgumentError(f"{flag} {path} is a directory; give a file's name")
-        if _is_special(path):
+        if is_special(path):
             _check_right(path)
+            _hold_pipe(path)
             return
         if not real.parent.is_dir():
             raise InvalidArgumentError(
@@ -44,28 +50,67 @@ def check_output(flag: str, path: Path, suffixes: Sequence[str] = ()) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give the path to write to, which becomes `path` when all is written; a device or a pipe is written as it is.
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write to, which becomes `path` when all is written; a device or a pipe is written as it is.
 
-    A link stays one. What was written is removed where the body fails.
+    A link stays one. What was written is removed where the body fails. An OSError of writing gets the path's name.
     """
-    if _is_special(path):  # its real name may be none: /dev/stdout is pipe:[4711]
-        yield path
-        return
-    real = Path(os.path.realpath(path))
-    partial = real.with_name(f".plansmith-{os.getpid()}.partial")
+    with naming(path):
+        if is_special(path):
+            with open_special(path) as out:
+                yield out
+            return
+        real = Path(os.path.realpath(path))
+        partial = real.with_name(f".plansmith-{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as out:
+                yield out
+            partial.replace(real)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Give an OSError that tells no file this one: those of a write, and of the flush behind the last one."""
     try:
-        yield partial
-        partial.replace(real)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
+
+
+def is_special(path: Path) -> bool:
+    """Return whether there is a device, a pipe or the like; its real name may be none: /dev/stdout is pipe:[4711]."""
+    return path.exists() and not path.is_file()
+
+
+def open_special(path: Path) -> BinaryIO:
+    """Open a device or a pipe to be written; OSError for a pipe that nobody reads, which open() would wait for."""
+    descriptor = _held.pop(path, None)
+    return os.fdopen(_open_special(path) if descriptor is None else descriptor, "wb")
+
+
+def _hold_pipe(path: Path) -> None:
+    """Open a FIFO for open_special; a pipe without a name has its reader already."""
+    if path in _held or not path.is_fifo() or os.path.realpath(path).startswith("/proc/"):
+        return
+    _held[path] = _open_special(path)
+
+
+def _open_special(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO and path.is_fifo():
+            raise OSError(errno.ENXIO, "it is a pipe that no program reads", str(path)) from error
+        raise
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _check_right(path: Path) -> None:
     if not os.access(path, os.W_OK):
         raise PermissionError(None, "it is there, without the right to write it")
-
-
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file()

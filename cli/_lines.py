@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..runtime.engine import Completion, Engine, RequestHandle, SequenceOutput
 from ..runtime.errors import Error, InvalidArgumentError
 from ..runtime.stats import EngineStats
+from ._files import is_special, naming, open_special
 from ._output import json_text
 from ._prompts import Line, PromptMaker
 
@@ -135,17 +137,21 @@ def _output(input_file: Path, output_file: Path | None) -> Iterator[TextIO]:
         raise InvalidArgumentError(f"--output {output_file} is a directory; give a file's name")
     if path.exists() and path.samefile(input_file):
         raise InvalidArgumentError(f"--output {output_file} is the --input file; give another name")
-    special = path.exists() and not path.is_file()
-    partial = path if special else path.with_name(path.name + ".partial")
     # The id of a line may hold half a UTF-16 pair, which JSON writes as it does.
-    try:
-        with partial.open("w", encoding="utf-8", errors="backslashreplace") as out:
-            yield out
-    except BaseException:
-        if not special and partial.is_file() and partial.stat().st_size == 0:
-            partial.unlink()  # else it holds answers that were paid for
-        raise
-    if not special:
+    text: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
+    with naming(output_file):
+        if is_special(output_file):
+            with io.TextIOWrapper(open_special(output_file), **text) as out:
+                yield out
+            return
+        partial = path.with_name(path.name + ".partial")
+        try:
+            with partial.open("w", **text) as out:
+                yield out
+        except BaseException:
+            if partial.is_file() and partial.stat().st_size == 0:
+                partial.unlink()  # else it holds answers that were paid for
+            raise
         partial.replace(path)
 
 

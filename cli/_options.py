@@ -77,14 +77,20 @@ Weights = Annotated[
     ),
 ]
 MaxBatchSize = Annotated[
-    int, typer.Option("--max-batch-size", min=0, help="Most requests in a step; 0 = the engine's limit.")
+    int,
+    typer.Option(
+        "--max-batch-size",
+        min=0,
+        help="Most requests in a step; 0 = the engine's limit. Fewer need a smaller KV cache.",
+    ),
 ]
 MaxNumTokens = Annotated[
     int,
     typer.Option(
         "--max-num-tokens",
         min=0,
-        help="Most tokens in a step; 0 = the engine's limit, on the cpu target at most 512.",
+        help="Most tokens in a step; 0 = the engine's limit, on the cpu target at most 512. Fewer take less memory for "
+        "activations and logits there; a GPU plan takes what it was built for.",
     ),
 ]
 KvCacheBytes = Annotated[

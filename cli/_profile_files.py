@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from ..runtime.errors import InvalidArgumentError
 from . import _roofline_plot
@@ -51,18 +52,18 @@ class ProfileFiles:
         for path, write in ((self.json, _write_json), (self.plot, self._draw)):
             try:
                 if path is not None:
-                    with whole_file(path) as partial:
-                        write(profile, partial)
+                    with whole_file(path) as out:
+                        write(profile, out)
             except Exception as error:  # whatever it is, the run's result is still to be printed
                 if os.environ.get("PLANSMITH_TRACEBACK") == "1":
                     raise
                 failures.append(error)
         return failures
 
-    def _draw(self, profile: EngineProfile, path: Path) -> None:
+    def _draw(self, profile: EngineProfile, out: BinaryIO) -> None:
         assert self.plot is not None
-        _roofline_plot.draw_profile(profile, path, self.plot.suffix.lower()[1:])
+        _roofline_plot.draw_profile(profile, out, self.plot.suffix.lower()[1:])
 
 
-def _write_json(profile: EngineProfile, path: Path) -> None:
-    path.write_text(json_text(profile.to_dict(), "utf-8", 2) + "\n", encoding="utf-8")
+def _write_json(profile: EngineProfile, out: BinaryIO) -> None:
+    out.write((json_text(profile.to_dict(), "utf-8", 2) + "\n").encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..runtime.errors import UnsupportedError
 from ..runtime.profile import ARITHMETICS, CpuPeaks
@@ -36,19 +36,20 @@ def pyplot() -> Any:
     return matplotlib.pyplot
 
 
-def save(figure: Any, path: Path, kind: str | None = None) -> None:
+def save(figure: Any, path: Path | BinaryIO, kind: str | None = None) -> None:
     """Write a figure and forget it.
 
-    kind : "svg" or another format of matplotlib; None = what the name ends in
+    kind : "svg" or another format of matplotlib; None = what the name ends in, for a path alone
     """
-    metadata = {"Date": None} if (kind or path.suffix[1:]) == "svg" else None
+    kind = kind or (path.suffix[1:] if isinstance(path, Path) else None)
+    metadata = {"Date": None} if kind == "svg" else None
     try:
         figure.savefig(path, format=kind, metadata=metadata, bbox_inches="tight")
     finally:
         pyplot().close(figure)
 
 
-def draw_profile(profile: EngineProfile, path: Path, kind: str | None = None) -> None:
+def draw_profile(profile: EngineProfile, path: Path | BinaryIO, kind: str | None = None) -> None:
     """Write the picture of a profile: a row for each kind of step.
 
     kind : as `save` takes it

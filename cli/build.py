@@ -138,7 +138,9 @@ def build(
         int | None,
         typer.Option(min=1, help="GPU compilers side by side. Default: one a core, as memory allows."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, compile nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, compile and write nothing.")
+    ] = False,
     checkpoint_dir: Annotated[Path | None, typer.Option(help="The same as CHECKPOINT.")] = None,
     tokenizer_dir: Annotated[
         Path | None,
@@ -152,7 +154,7 @@ def build(
 
     Targets whose inputs have not changed are kept; new ones are added to an engine that is there.
     """
-    from ..builder.build import build_engine, plan_build
+    from ..builder.build import build_engine, check_build, plan_build
 
     if (checkpoint is None) == (checkpoint_dir is None):
         raise typer.BadParameter("give one checkpoint, as CHECKPOINT or as --checkpoint-dir")
@@ -182,7 +184,8 @@ def build(
     with BuildProgress(quiet=as_json) as progress:
         judge = _judge(plan, gate, against, sensitivity, progress)
         if dry_run:
-            _print_plan(plan, output, as_json)
+            settled, needed_bytes = check_build(plan, output, force=force, progress=progress)
+            _print_plan(settled, output, needed_bytes, as_json)
             return
         report = build_engine(
             plan,
@@ -241,24 +244,20 @@ def _judge(
     return judge
 
 
-def _print_plan(plan: BuildPlan, output: Path, as_json: bool) -> None:
+def _print_plan(plan: BuildPlan, output: Path, needed_bytes: int, as_json: bool) -> None:
     """Say what a build would do."""
-    from ..builder.build import needed_disk
-
     facts: dict[str, Any] = {
         "engine_dir": str(output),
         "checkpoint": str(plan.checkpoint.path),
         "model": plan.checkpoint.describe(),
         "precision": plan.recipe.name,
         **({} if plan.recipe.group_size is None else {"group_size": plan.recipe.group_size}),
-        "draft": ("as the directory has it" if plan.keep_draft else "none")
-        if plan.draft is None
-        else plan.draft.name,
+        "draft": "none" if plan.draft is None else plan.draft.name,
         "limits": dataclasses.asdict(plan.limits),
         "targets": [one.name for one in plan.targets],
         **({"refused": {name: str(error) for name, error in plan.refused.items()}} if plan.refused else {}),
         "weight_streaming": plan.weight_streaming,
-        "needed_disk_bytes": needed_disk(plan, output),
+        "needed_disk_bytes": needed_bytes,
     }
     if as_json:
         print_json(facts)
@@ -288,5 +287,8 @@ def _print_report(report: BuildReport) -> None:
         )
     Console().print(table)
     for name, one in report.targets.items():
+        facts = (("group size", one.group_size), ("KV pools", one.kv_dtype))
+        if told := ", ".join(f"{fact} {value}" for fact, value in facts if value):
+            print(f"{name}: {told}")
         for note in one.notes:
             print(f"{name}: {note}")

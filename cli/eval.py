@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ._files import check_output, whole_file
 from ._options import Weights
 from ._output import BuildProgress, print_json
 
@@ -73,8 +74,8 @@ def evaluate(
     bounds = None if gate is None else Gate.parse(gate)
     if sensitivity_mode not in ("alone", "kept", "both"):
         raise typer.BadParameter("it must be one of alone, kept, both", param_hint="--sensitivity-mode")
-    if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"{html} must be a file in a directory that exists", param_hint="--html")
+    if html is not None:
+        check_output("--html", html)
     options = EvalOptions(
         text=text,
         length=length,
@@ -150,7 +151,8 @@ def _write_html(page: Path, path: Path, report: EvalReport) -> None:
             built = json.loads((path / REPORT_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         built = None
-    page.write_text(render(built, report.to_json()), encoding="utf-8")
+    with whole_file(page) as out:
+        out.write(render(built, report.to_json()).encode())
 
 
 def _print(report: EvalReport) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..builder.targets.cpu.plan_file import Op
     from ..runtime.executors.kernel_bundle import BundleEntry
     from ..runtime.manifest import Manifest
+    from ..runtime.manifest_entries import TargetEntry
 
 
 def inspect(
@@ -132,12 +133,24 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
         "device kernels": _kernel_fact(manifest, name),
         "draft": _draft_fact(manifest, name),
         "weights": "\n".join(f"{kind} {size_text(size)}" for kind, size in weights.items()),
-        "KV cache": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
+        "group size": _group_fact(manifest.precision, target, report),
+        "KV pools": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
         "KV at limits": size_text(kv["bytes_at_limits"]),
         "compiled in": f"{target.seconds:.1f} s",
         "peak memory": size_text(report["peak_rss_bytes"]) if report.get("peak_rss_bytes") else "",
         "key": f"{target.key[:16]}…",
     }
+
+
+def _group_fact(precision: str, target: TargetEntry, report: dict[str, Any]) -> str:
+    """Return what shares a scale of a target's quantized weights; "" where they have none, or nobody can tell."""
+    from ..builder.precision import PRECISIONS
+
+    recipe = PRECISIONS.get(precision)
+    if recipe is None:  # a quantized checkpoint's own, of which the manifest has the name alone
+        return str(report.get("group_size", ""))
+    recipe = dataclasses.replace(recipe, group_size=target.group_size)
+    return (recipe if target.sm else recipe.on_cpu()).weight_groups
 
 
 def _kernel_fact(manifest: Manifest, name: str) -> str:
@@ -155,11 +168,13 @@ def _kernel_fact(manifest: Manifest, name: str) -> str:
 def _draft_fact(manifest: Manifest, name: str) -> str:
     """Return the size of a target's draft, and of its KV cache, which comes on top of the target's."""
     own = None if manifest.draft is None else manifest.draft.targets.get(name)
-    if own is None:
+    if manifest.draft is None or own is None:
         return "none"
     token = manifest.model.kv_bytes_per_token(own.kv_dtype)
     plan = size_text(sum(file.size for file in own.files))
-    return f"{plan}, KV {own.kv_dtype}, {size_text(token)} a token"
+    groups = _group_fact(manifest.draft.precision, own, {})
+    held = f"{plan}, a scale for {groups}" if groups else plan
+    return f"{held}\nKV {own.kv_dtype}, {size_text(token)} a token"
 
 
 def _plan_summary(manifest: Manifest) -> dict[str, Any]:

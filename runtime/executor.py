@@ -323,6 +323,7 @@ def cpu_executor(
     max_adapter_rank: int | None = None,
     weights: str = "auto",
     profile: bool = False,
+    max_num_tokens: int = 0,
 ) -> Executor:
     """Map a cpu plan file and return the built-in executor over it.
 
@@ -332,6 +333,7 @@ def cpu_executor(
     weights : where they lie: "auto", "mapped" (shared between processes; a plan that another program cuts short
         meanwhile ends this one with a bus error) or "huge_pages" (this process's own)
     profile : note the time of each op, for Executor.profile and Engine.profile; costs less than 1 % of a step
+    max_num_tokens : most tokens of a step, logits rows among them, for which it takes memory; 0 = the plan's
     raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks,
         InvalidArgumentError for an isa that this build does not know, and for other options out of range
     """
@@ -350,6 +352,7 @@ def cpu_executor(
         options.max_adapters = max_adapters
     if max_adapter_rank is not None:
         options.max_adapter_rank = max_adapter_rank
+    options.max_num_tokens = max_num_tokens
     isa_text = core.ffi.NULL if isa is None else core.ffi.new("char[]", isa.encode())
     options.isa = isa_text
     struct = core.new("psm_executor")

@@ -68,12 +68,14 @@ class Opening:
         """
         if self.target != CPU:
             return self._gpu_executors(gpu or GpuOptions(), cpu)
-        executor = _open(self.manifest.plan_path(self.target), self.manifest, cpu)
+        self.options.to_struct()  # refuses what is wrong before anything is opened
+        tokens = self.options.max_num_tokens
+        executor = _open(self.manifest.plan_path(self.target), self.manifest, cpu, tokens)
         if self.draft is None or self.draft_file is None:
             return executor, self.options, None
         try:
             draft = _open(
-                self.draft.path(self.draft_file), self.draft, dataclasses.replace(cpu, profile=False)
+                self.draft.path(self.draft_file), self.draft, dataclasses.replace(cpu, profile=False), tokens
             )
         except Error:
             executor.close()
@@ -276,8 +278,10 @@ def _vocabulary(manifest: Manifest, file: FileEntry) -> dict[str, int]:
     return vocabulary
 
 
-def _open(plan: Path, manifest: Manifest, cpu: CpuOptions) -> Executor:
-    executor = cpu_executor(plan, **dataclasses.asdict(cpu))
+def _open(plan: Path, manifest: Manifest, cpu: CpuOptions, max_num_tokens: int) -> Executor:
+    """Return a plan's executor, with memory for steps of so many tokens, 0 = the plan's; the engine checks them."""
+    tokens = min(max_num_tokens, manifest.limits.max_num_tokens) if max_num_tokens > 0 else 0
+    executor = cpu_executor(plan, **dataclasses.asdict(cpu), max_num_tokens=tokens)
     try:
         _compare_limits(executor.describe(), manifest)
     except Error:

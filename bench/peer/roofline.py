@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from .environment import BENCH
 from .session import Request
 
 ROOT = BENCH.parent
-_BUILD = ROOT / "build" / "bench"
 _BITS = {
     "int4": 4,
     "q4_0": 4,
@@ -37,30 +34,23 @@ def bits_of(variant: str) -> int:
     raise ValueError(f"no bits are known of variant {variant!r}; wanted one of {', '.join(_BITS)} in it")
 
 
-def build_peaks() -> Path:
-    """Return the program that measures the peaks, compiled if its sources changed; SystemExit where that fails."""
-    binary = _BUILD / "bench_peaks"
-    tools = Path(sys.executable).parent
-    configure = [tools / "cmake", "-S", ROOT, "-B", _BUILD, "-G", "Ninja", "-DPLANSMITH_BUILD_BENCH=ON"]
-    for command in (
-        [*configure, f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"],
-        [tools / "cmake", "--build", _BUILD, "--target", "bench_peaks"],
-    ):
-        try:
-            subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(
-                f"bench_peaks, which measures the machine's peaks, cannot be built: {error}; `make build` installs "
-                f"cmake and ninja beside {sys.executable}"
-            ) from error
-    return binary
+def measure_peaks(threads: int) -> dict[str, Any]:
+    """Return what so many cores can do at most, with the instructions that plansmith's kernels use here. Takes a second.
 
+    {"read_gb_s", "read_sustained_gb_s", "fma_gflop_s", "bf16_gflop_s", "int8_gop_s", "threads"}; what the processor has
+    no instructions for is 0
+    """
+    from plansmith.runtime import profile  # peers' own environments, which import this module too, have none
 
-def measure_peaks(binary: Path, threads: int) -> dict[str, Any]:
-    """Return what `bench_peaks --json` prints: {"read_gb_s", "fma_gflop_s", "int8_gop_s", ..}. Takes a second."""
-    printed = subprocess.check_output([str(binary), str(threads), "--json"], text=True, timeout=60)
-    peaks: dict[str, Any] = json.loads(printed)
-    return peaks
+    peaks = profile.measure_peaks(threads)
+    return {
+        "read_gb_s": peaks.read_bytes_per_s / 1e9,
+        "read_sustained_gb_s": peaks.read_sustained_bytes_per_s / 1e9,
+        "fma_gflop_s": peaks.f32_ops_per_s / 1e9,
+        "bf16_gflop_s": peaks.bf16_ops_per_s / 1e9,
+        "int8_gop_s": peaks.int8_ops_per_s / 1e9,
+        "threads": peaks.num_threads,
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,10 @@ class StickyCudaError(CudaError):
     """A CUDA call failed and took the context with it: nothing on this device works any more in this process."""
 
 
+class CudaOutOfMemoryError(CudaError, OutOfMemoryError):
+    """The device, or what can be page-locked, has no memory left for a CUDA call; any of them may say so."""
+
+
 @dataclasses.dataclass(frozen=True)
 class PinnedMemory:
     """Page-locked host memory: its address and its bytes, valid until it is freed."""
@@ -110,7 +114,8 @@ class Driver:
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the driver and return what it gives: nothing, a value, or a tuple.
 
-        raises OutOfMemoryError, StickyCudaError or CudaError with the driver's name and text of the error
+        raises CudaError with the driver's name and text of the error: a CudaOutOfMemoryError, a StickyCudaError, or
+            neither
         """
         result = getattr(self._api, name)(*arguments)
         if int(result[0]) != 0:
@@ -119,7 +124,7 @@ class Driver:
             return None
         return result[1] if len(result) == 2 else result[1:]
 
-    def _error(self, name: str, status: Any) -> CudaError | OutOfMemoryError:
+    def _error(self, name: str, status: Any) -> CudaError:
         code = int(status)
         words = [
             self._text(getattr(self._api, function)(status))
@@ -127,7 +132,7 @@ class Driver:
         ]
         text = f"{name} failed: {words[0] or code}, {words[1] or 'unknown error'}"
         if code == OUT_OF_MEMORY:
-            return OutOfMemoryError(text)
+            return CudaOutOfMemoryError(text)
         error = StickyCudaError if code in STICKY else CudaError
         made = error(
             f"{text}; the GPU's context is lost, so every request fails from here on: restart the process, and if it "

@@ -168,12 +168,11 @@ class DeviceSampler:
         assert self._staging is not None
         needed = sum(array.nbytes + 256 for array in arrays.values())
         if needed > self._staging.capacity:
-            grown = Staging(self._context, 2 * needed)  # first: where there is no memory, the old one stays
+            # Whichever of the two fails, the old one stays, in which copies may be waiting.
+            self._context.wait(stream)
+            grown = Staging(self._context, 2 * needed)
             self._staging, old = grown, self._staging
-            try:
-                self._context.wait(stream)
-            finally:
-                old.close()
+            old.close()
         return self._staging.send(arrays, stream)
 
     def collect(self, num_rows: int, stream: Any) -> RecordArray:

@@ -57,6 +57,7 @@ class DecodeGraphs(Generic[_C]):
         self._graphs: OrderedDict[Bucket, _Captured[_C]] = OrderedDict()  # least recently used first
         self._num_runs: dict[Bucket, int] = {}
         self._made: tuple[_C, int] | None = None  # for the run to be captured, and what was free before
+        self._dropped: list[_C] = []  # with a run that nobody could wait for
         self.failure: str | None = None  # why nothing is captured any more
 
     def __len__(self) -> int:
@@ -90,7 +91,7 @@ class DecodeGraphs(Generic[_C]):
                 self._made = make(), free
             except StickyCudaError:
                 raise
-            except (CudaError, OutOfMemoryError) as error:
+            except (CudaError, OutOfMemoryError) as error:  # the latter of TensorRT's own
                 self._give_up(str(error))
                 return None
         return self._made[0]
@@ -104,9 +105,7 @@ class DecodeGraphs(Generic[_C]):
         try:
             graph = self._recorded(context, stream)
         except BaseException as error:
-            with contextlib.suppress(CudaError):
-                self._context.wait(stream)  # its run, before it goes
-            context.close()
+            self._drop(context, stream)
             if isinstance(error, StickyCudaError) or not isinstance(error, CudaError | OutOfMemoryError):
                 raise
             self._give_up(str(error))
@@ -116,6 +115,15 @@ class DecodeGraphs(Generic[_C]):
             used = max(0, free - self._context.memory()[0])
         self._graphs[bucket] = _Captured(graph, context, used)
         self._evict(stream)
+
+    def _drop(self, context: _C, stream: Any) -> None:
+        """Close a context when its run is done; where that cannot be waited for, `close` does it."""
+        try:
+            self._context.wait(stream)
+        except CudaError:
+            self._dropped.append(context)
+        else:
+            context.close()
 
     def _give_up(self, why: str) -> None:
         self.failure = why
@@ -155,6 +163,9 @@ class DecodeGraphs(Generic[_C]):
         for one in self._graphs.values():
             self._release(one)
         self._graphs.clear()
+        for context in self._dropped:
+            context.close()
+        self._dropped.clear()
         if self._made is not None:
             self._made[0].close()
         self._made = None

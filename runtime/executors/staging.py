@@ -57,6 +57,7 @@ class Staging:
         self._hosts: list[PinnedMemory] = []
         self._words: list[Int32Array] = []  # each host buffer's
         self._events: list[Any] = []
+        self._unmarked: set[int] = set()  # host buffers with a copy that no event follows
         self._next = 0
         try:
             self._device = context.alloc(self.capacity)
@@ -77,6 +78,7 @@ class Staging:
         """Copy arrays to the device in the stream and return their addresses there, valid until the next call's copy.
 
         Waits where the host is a whole round of buffers ahead of the device. The arrays may change afterwards.
+        stream : the same in every call
         """
         offsets, places, end = _layout(tuple([array.size for array in arrays.values()]))
         if end > self.capacity:
@@ -84,6 +86,9 @@ class Staging:
         index = self._next
         self._next = (index + 1) % len(self._hosts)
         host, event = self._hosts[index], self._events[index]
+        if index in self._unmarked:
+            self._context.wait(stream)
+            self._unmarked.remove(index)
         self._context.wait_event(event)
         words = self._words[index]
         for place, array in zip(places, arrays.values(), strict=True):
@@ -91,13 +96,11 @@ class Staging:
         device = self._device
         assert device is not None
         if end:
+            # Whatever fails from here on: without its event the copy may still be to come.
+            self._unmarked.add(index)
             self._context.copy_to_device(device, host.address, end, stream)
-            try:
-                self._context.record(event, stream)
-            except CudaError:
-                # Without the event nobody would know when the copy has read the buffer.
-                self._context.wait(stream)
-                raise
+            self._context.record(event, stream)
+            self._unmarked.remove(index)
         return {name: device + offset for name, offset in zip(arrays, offsets, strict=True)}
 
     def close(self) -> None:

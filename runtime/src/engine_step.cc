@@ -84,7 +84,7 @@ bool Engine::Step() {
       return StepWork();
     } catch (const std::bad_alloc&) {
       breakdown_ = PSM_ERROR_OUT_OF_MEMORY;
-      CopyMessage("the host had no memory left for the step; lower the batch limits",
+      CopyMessage("the host had no memory left for the step; free some, or lower max_num_tokens",
                   breakdown_text_);
     } catch (const std::exception& e) {
       breakdown_ = PSM_ERROR_INTERNAL;

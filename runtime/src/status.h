@@ -44,7 +44,8 @@ psm_status Guard(Body&& body) noexcept {
     return SetLastError(e.code(), e.what());
   } catch (const std::bad_alloc&) {
     return SetLastError(PSM_ERROR_OUT_OF_MEMORY,
-                        "the host has no memory left for this call; free some or lower the limits");
+                        "the host has no memory left for this call; free some, or lower "
+                        "max_num_tokens or kv_cache_bytes");
   } catch (const std::length_error&) {
     return SetLastError(PSM_ERROR_OUT_OF_MEMORY,
                         "the limits ask for more memory than a machine can have; lower them");

@@ -60,7 +60,7 @@ def main(work: Path, words: list[str]) -> None:
     (model / "config.json").write_text(json.dumps(config))
     replaced: dict[Any, dict[str, Any]] = {
         peers: {"WORK": work, "checkpoint": lambda name: model, "check_plansmith": lambda: None},
-        roofline: {"build_peaks": lambda: work, "measure_peaks": lambda binary, threads: PEAKS},
+        roofline: {"measure_peaks": lambda threads: PEAKS},
         variants_module: {"all_variants": lambda: made},
     }
     for owner, names in replaced.items():

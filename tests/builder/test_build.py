@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from plansmith.builder import build as build_module
 from plansmith.builder import build_key, compile
-from plansmith.builder.build import build_engine, needed_disk, plan_build
+from plansmith.builder.build import build_engine, check_build, plan_build
 from plansmith.builder.build_report import BuildReport, read_targets
 from plansmith.builder.targets.cpu import read_plan
 from plansmith.builder.verify_subject import open_subject
@@ -102,11 +102,12 @@ def test_the_report_tells_sizes_and_memory(checkpoint: pathlib.Path, out: pathli
     assert 0 < sum(one.weight_bytes.values()) <= one.plan_bytes
     assert set(one.weight_bytes) == {"float32", "int8"}
     assert one.peak_rss_bytes > 1 << 20
+    assert (one.group_size, one.kv_dtype) == ("32 columns", "float16")
     assert read_targets(out) == report.targets
     written = out / "build_report.json"
-    for name in ("seconds", "peak_rss_bytes", "plan_bytes"):
+    for name in ("seconds", "peak_rss_bytes", "plan_bytes", "group_size", "kv_dtype"):
         values = report.to_json()
-        values["targets"]["cpu"][name] = "x"
+        values["targets"]["cpu"][name] = 1 if name in ("group_size", "kv_dtype") else "x"
         written.write_text(json.dumps(values))
         assert read_targets(out) == {}
     assert build(checkpoint, out, precision="int8", force=True).targets["cpu"].status == "built"
@@ -239,6 +240,8 @@ def test_groups_of_columns_can_be_chosen(checkpoint: pathlib.Path, out: pathlib.
     manifest = load_manifest(out)
     assert plain.targets["cpu"].group_size is None and manifest.targets["cpu"].group_size == 64
     assert manifest.build_command("cpu") == f"{plain.build_command('cpu')} --group-size 64"
+    assert read_targets(out)["cpu"].group_size == "64 columns"
+    assert "64 columns" in (out / "build_report.html").read_text()
     with open_subject(out) as subject:
         assert subject.recipe.scheme("layers.0.q", 64).weight_group == 64
         found = {t.name: t.group_size for t in read_plan(subject.plan).tensors}
@@ -400,7 +403,8 @@ def test_the_estimate_of_disk_is_near(checkpoint: pathlib.Path, out: pathlib.Pat
     plan = plan_build(checkpoint, ["cpu"], precision="fp16")
     build_engine(plan, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    assert size <= needed_disk(plan, out) <= size + (9 << 20)
+    assert size <= check_build(plan, out.with_name("another"))[1] <= size + (9 << 20)
+    assert check_build(plan, out)[1] < size  # what is there is kept
 
 
 FULL = """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from plansmith.builder.build import build_engine, needed_disk, plan_build
+from plansmith.builder.build import build_engine, check_build, plan_build
 from plansmith.builder.build_report import BuildReport, read_targets
 from plansmith.builder.targets.cpu import read_plan
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
@@ -166,7 +166,7 @@ def test_drafts_that_cannot_be(checkpoint: pathlib.Path, precision: str, draft: 
 
 def test_the_disk_it_needs_is_counted(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
     plans = [plan_build(checkpoint, ["cpu"], limits=LIMITS, draft=draft) for draft in ("none", "int4")]
-    alone, both = (needed_disk(plan, out) for plan in plans)
+    alone, both = (check_build(plan, out)[1] for plan in plans)
     assert both > alone
 
 

@@ -222,6 +222,8 @@ def test_destinations_that_lead_nowhere(tmp_path: pathlib.Path) -> None:
         (file / "engine", "file is no directory"),
         (tmp_path / "\udcff", "is not UTF-8"),
         (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / ("x" * 250), "files beside it have longer ones"),
+        (pathlib.Path("/proc/engine"), "/proc cannot be written to"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             engine_dir.destination(out)

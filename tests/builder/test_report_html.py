@@ -56,7 +56,17 @@ class Page(HTMLParser):
 
 def target(status: str = "built", **sizes: int) -> TargetReport:
     return TargetReport(
-        status, "plansmith-cpu", "format-2", 1.25, 3_000_000, 2_500_000, sizes, ("careful <b>",), ("a log",)
+        status,
+        "plansmith-cpu",
+        "format-2",
+        1.25,
+        3_000_000,
+        2_500_000,
+        sizes,
+        ("careful <b>",),
+        ("a log",),
+        group_size="64 columns",
+        kv_dtype="float16",
     )
 
 
@@ -113,7 +123,7 @@ def test_everything_is_on_it() -> None:
         "all 256 20.75 19.5 0.0289",
         "Greedy outputs are the same for 6.5 of 32 tokens",
         "facts 137 70.0 % 75.0 % 90.0 %",
-        "cpu built plansmith-cpu format-2 1.25 s 2.5 MB 3.0 MB",
+        "cpu built plansmith-cpu format-2 64 columns float16 1.25 s 2.5 MB 3.0 MB",
         "sm89 kept",
         "max batch size 64",
         "original /models/original",

@@ -244,7 +244,7 @@ def test_output_to_a_full_disk(engine_dir: Path, flags: tuple[str, ...]) -> None
         done = run_child(*words, *flags, redirect=">/dev/full")
         assert (done.returncode, done.stderr) == (
             1,
-            "plansmith: No space left on device; free some space, or write elsewhere\n",
+            "plansmith: standard output: No space left on device; free some space, or write elsewhere\n",
         )
 
 
@@ -263,3 +263,63 @@ def test_a_terminal_without_the_characters(engine_dir: Path) -> None:
     assert done.returncode == 0 and "\\u2026" in done.stdout  # the ellipsis behind a hash
     done = run_child("generate", engine_dir, "é", "--json", "--max-tokens", 9, PYTHONIOENCODING="ascii")
     assert done.stdout.isascii() and json.loads(done.stdout)["usage"]["completion_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("bench", "ENGINE", "--profile-json", ""), "--profile-json"),
+        (("bench", "ENGINE", "--profile_plot="), "--profile_plot"),
+        (("build", "CHECKPOINT", "-o", ""), "-o"),
+        (("build", "CHECKPOINT", "--output_dir="), "--output_dir"),
+        (("build", "--checkpoint-dir", ""), "--checkpoint-dir"),
+        (("eval", "ENGINE", "--html", ""), "--html"),
+        (("generate", "ENGINE", "--input", ""), "--input"),
+        (("triton", "start", "--log", ""), None),
+    ],
+)
+def test_an_empty_path_is_a_usage_error(plansmith: Run, words: tuple[str, ...], flag: str | None) -> None:
+    """Path("") would be the current directory."""
+    result = plansmith(*words, "--json")
+    assert result.status == 2
+    if flag is not None:
+        assert f"{flag} is '': a path is empty" in result.err
+    assert json.loads(result.out)["error"]["kind"] == "UsageError"
+
+
+def test_an_empty_word_elsewhere_is_none(plansmith: Run, tmp_path: Path) -> None:
+    result = plansmith("generate", tmp_path, "--prompt", "", "--raw")
+    assert "a path is empty" not in result.err
+    assert "a path is empty" not in plansmith("build", tmp_path, "--", "-o", "").err
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder())
+from plansmith.cli import main
+main(["inspect", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "plansmith.cli._app",
+        "typer",
+        "plansmith.runtime.errors",
+        "plansmith.cli.inspect",
+        "plansmith.runtime.manifest",
+    ],
+)
+def test_interrupted_in_an_import(engine_dir: Path, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, str(engine_dir)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "plansmith: interrupted\n")

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -263,10 +264,41 @@ def test_a_pipe_without_a_name_is_written_as_it_is() -> None:
     path = Path(f"/dev/fd/{begin}")
     check_output("--profile-json", path)
     with whole_file(path) as given:
-        given.write_text("through")
+        given.write(b"through")
     os.close(begin)
     with os.fdopen(end) as reader:
         assert reader.read() == "through"
+
+
+def test_a_named_pipe_is_written_where_somebody_reads_it(tmp_path: Path) -> None:
+    """Looking at it must not be the end of what its reader gets, nor wait for one that is not there."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgumentError, match="it is a pipe that no program reads"):
+        check_output("--profile-json", path)
+    with pytest.raises(OSError, match="no program reads") as raised, whole_file(path):
+        pass
+    assert raised.value.filename == str(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    check_output("--profile-json", path)
+    check_output("--profile-json", path)
+    with pytest.raises(BlockingIOError):  # and not the end
+        os.read(reader, 1)
+    data = b"x" * (1 << 20)  # more than a pipe holds
+    got: list[bytes] = []
+
+    def read() -> None:
+        os.set_blocking(reader, True)
+        while part := os.read(reader, 1 << 16):
+            got.append(part)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with whole_file(path) as out:
+        out.write(data)
+    thread.join()
+    os.close(reader)
+    assert b"".join(got) == data
 
 
 def test_one_name_for_two_files_is_refused(plansmith: Run, tmp_path: Path) -> None:
@@ -287,7 +319,7 @@ def test_a_file_that_fails_takes_neither_the_result_nor_the_other_file_away(
     result = plansmith("bench", engine_dir, *FLAGS, *flags, "--json")
     assert result.status == 1 and "/dev/full" not in json.loads(result.out)  # one object, the result
     assert json.loads(result.out)["generated_tokens"] == 18
-    assert result.err.startswith("plansmith: ") and "No space left" in result.err
+    assert result.err.startswith("plansmith: /dev/full: No space left")
     assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
     assert [one.name for one in tmp_path.iterdir()] == ["p.PNG"]
 
@@ -297,11 +329,11 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     path.write_text("old")
     link.symlink_to(path)
     with pytest.raises(KeyError), whole_file(link) as partial:
-        partial.write_text("half")
+        partial.write(b"half")
         raise KeyError
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
     with whole_file(link) as partial:
-        partial.write_text("new")
+        partial.write(b"new")
     assert path.read_text() == "new" and link.is_symlink() and len(list(tmp_path.iterdir())) == 2
 
 

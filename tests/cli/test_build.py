@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plansmith.builder import build as build_module
 from plansmith.cli import legacy
 from plansmith.runtime.errors import InvalidArgumentError
 from plansmith.runtime.manifest import load_manifest
@@ -114,6 +116,55 @@ def test_dry_run_writes_nothing(plansmith: Run, checkpoint: Path, tmp_path: Path
     gated = plansmith("build", checkpoint, "-o", tmp_path / "e", "--dry-run", "--gate", "kl<=nan")
     assert gated.status == 1 and "'nan' for a number" in gated.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("file", "is a file, an engine is a directory"),
+        ("file/engine", "is no directory"),
+        ("others", "holds files but no manifest.json"),
+        ("engine", "holds an engine of another precision"),
+        ("/proc/engine", "/proc cannot be written to"),
+        ("/proc", "is a mount point"),
+        ("x" * 250, "files beside it have longer ones"),
+        ("model", "the checkpoint"),
+    ],
+)
+def test_a_dry_run_is_refused_as_the_build_is(
+    plansmith: Run, checkpoint: Path, tmp_path: Path, place: str, message: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "notes").write_text("x")
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    (model / "manifest.json").write_text("{}")
+    assert plansmith("build", model, "-o", tmp_path / "engine", "-p", "fp32", *LIMITS).status == 0
+    before = sorted(tmp_path.rglob("*"))
+    words = ("build", model, "-o", tmp_path / place, "-p", "int8", *LIMITS)
+    done, dry = plansmith(*words), plansmith(*words, "--dry-run")
+    assert dry.status == done.status == 1 and dry.out == ""
+    assert message in done.err and done.err.splitlines()[-1] == dry.err.splitlines()[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert plansmith(*words[:3], tmp_path / "engine", *words[4:], "--force", "--dry-run").status == 0
+
+
+def test_a_dry_run_sees_a_disk_that_is_too_small(
+    plansmith: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "needed_bytes", lambda request, targets: 10**18)
+    for more in ((), ("--dry-run",)):
+        result = plansmith("build", checkpoint, "-o", tmp_path / "a" / "engine", *LIMITS, *more)
+        assert result.status == 1 and "1000000000000 MB needed" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_counts_what_is_there(plansmith: Run, checkpoint: Path, tmp_path: Path) -> None:
+    words = ("build", checkpoint, "-o", tmp_path / "engine", "--json", *LIMITS)
+    first = json.loads(plansmith(*words, "--draft", "int4", "--dry-run").out)
+    assert plansmith(*words, "--draft", "int4").status == 0
+    kept = json.loads(plansmith(*words, "--dry-run").out)
+    assert kept["draft"] == "int4" and kept["needed_disk_bytes"] < first["needed_disk_bytes"]
 
 
 def test_normalize_leaves_values_alone() -> None:

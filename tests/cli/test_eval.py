@@ -118,9 +118,12 @@ def test_against(plansmith: Run, tiny_checkpoint: Callable[[str], Path], int8_en
 def test_a_page_that_cannot_be_written_is_said_before_any_work(
     plansmith: Run, int8_engine: Path, tmp_path: Path
 ) -> None:
-    for page in (tmp_path, tmp_path / "nowhere" / "page.html"):
+    for page, words in (
+        (tmp_path, "is a directory; give a file's name"),
+        (tmp_path / "nowhere" / "page.html", "there is no directory"),
+    ):
         result = plansmith("eval", int8_engine, *SMALL, "--html", page)
-        assert result.status == 2 and "must be a file in a directory that exists" in result.err
+        assert result.status == 1 and f"--html {page}" in result.err and words in result.err
         assert "opening" not in result.err
 
 

@@ -273,10 +273,14 @@ def test_output_keeps_links_and_devices(plansmith: Run, engine_dir: Path, tmp_pa
     assert link.is_symlink()
     assert read_lines(real.read_text())[0]["id"] == "\ud800"
     os.mkfifo(pipe)
-    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    unread = plansmith("generate", engine_dir, "--input", source, "--output", pipe, *FLAGS)
+    assert unread.status == 1 and f"{pipe}: it is a pipe that no program reads" in unread.err
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     assert plansmith("generate", engine_dir, "--input", source, "--output", pipe, *FLAGS).status == 0
-    out, _ = reader.communicate(timeout=30)
-    assert out == real.read_text() and pipe.is_fifo()
+    assert os.read(reader, 1 << 16).decode() == real.read_text() and pipe.is_fifo()
+    os.close(reader)
+    full = plansmith("generate", engine_dir, "--input", source, "--output", "/dev/full", *FLAGS)
+    assert full.status == 1 and "plansmith: /dev/full: No space left" in full.err
 
 
 @pytest.mark.parametrize(

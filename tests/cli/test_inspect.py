@@ -25,6 +25,48 @@ def test_tables(plansmith: Run, engine_dir: Path) -> None:
         assert words in result.out
 
 
+@pytest.mark.parametrize(
+    ("words", "group", "kv"),
+    [
+        (("-p", "int8"), "32 columns", "float16"),
+        (("-p", "int4", "--group-size", 64, "--kv-cache-dtype", "float32"), "64 columns", "float32"),
+        (("-p", "bf16"), "", "float16"),
+    ],
+)
+def test_groups_and_pools_are_told(
+    plansmith: Run,
+    tiny_checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    words: tuple[object, ...],
+    group: str,
+    kv: str,
+) -> None:
+    out = tmp_path / "engine"
+    built = plansmith("build", tiny_checkpoint("llama"), "-o", out, "--max-seq-len", 64, *words)
+    assert built.status == 0, built.err
+    (out / "build_report.json").unlink()  # which is no part of the engine
+    (row,) = [one for one in plansmith("inspect", out).out.splitlines() if "group size" in one]
+    assert row.split("│")[2].strip() == group
+    (pools,) = [one for one in plansmith("inspect", out).out.splitlines() if "KV pools" in one]
+    assert kv in pools
+    wanted = f"group size {group}, KV pools {kv}" if group else f"KV pools {kv}"
+    assert f"cpu: {wanted}\n" in built.out
+
+
+def test_groups_of_every_precision() -> None:
+    from plansmith.builder.precision import PRECISIONS, of_checkpoint
+    from plansmith.builder.scheme import ROW, WHOLE, Quantization, Scheme
+
+    on_gpu = {name: one.weight_groups for name, one in PRECISIONS.items()}
+    on_cpu = {name: one.on_cpu().weight_groups for name, one in PRECISIONS.items()}
+    floats = dict.fromkeys(("fp32", "fp16", "bf16"), "")
+    assert on_gpu == {**floats, "int8": "an output", "int4": "128 columns"}
+    assert on_cpu == {**floats, "int8": "32 columns", "int4": "32 columns"}
+    schemes = {"q": Scheme("fp8", WHOLE), "k": Scheme("int8", ROW), "v": Scheme("int4", 64), "o": Scheme()}
+    mixed = of_checkpoint(Quantization("mixed", "somebody", tuple(schemes.items())), "float16")
+    assert mixed.weight_groups == mixed.on_cpu().weight_groups == "a tensor, an output, 64 columns"
+
+
 def test_json_has_all(plansmith: Run, engine_dir: Path) -> None:
     content = json.loads(plansmith("inspect", engine_dir, "--json", "--plan").out)
     manifest = content["manifest"]

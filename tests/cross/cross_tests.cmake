@@ -1,6 +1,6 @@
 # What `make test-cross` builds and runs, as ctest's label "cross": the tests of the NEON kernels.
 add_custom_target(cross_tests)
-foreach(name linear rows rounding attention kv_codes candidates)
+foreach(name linear linear_codes rows rounding attention kv_codes candidates)
   add_dependencies(cross_tests cpu_${name}_test)
   set_tests_properties(cpu_${name}_test PROPERTIES LABELS cross
     ENVIRONMENT "PLANSMITH_TEST_ISA=neon;PLANSMITH_TEST_SHORT=1")

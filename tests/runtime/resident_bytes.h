@@ -17,12 +17,24 @@ constexpr bool kHasShadow = true;
 constexpr bool kHasShadow = false;
 #endif
 
-// 0 where the system does not tell.
-inline size_t ResidentBytes() {
+// Pages that it has mapped, and of them those that it holds; 0 where the system does not tell.
+struct Statm {
+  size_t mapped = 0, resident = 0;
+};
+inline Statm ReadStatm() {
+  Statm pages;
   FILE* file = fopen("/proc/self/statm", "r");
-  size_t pages = 0, resident = 0;
-  if (file == nullptr) return 0;
-  CHECK(fscanf(file, "%zu %zu", &pages, &resident) == 2);
+  if (file == nullptr) return pages;
+  CHECK(fscanf(file, "%zu %zu", &pages.mapped, &pages.resident) == 2);
   fclose(file);
-  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return pages;
+}
+
+inline size_t ResidentBytes() {
+  return ReadStatm().resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Also what was never touched.
+inline size_t MappedBytes() {
+  return ReadStatm().mapped * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "count_allocations.h"
 #include "engine.h"
+#include "give_candidates.h"
 #include "halves_executor.h"
 #include "request_check.h"
 
@@ -20,11 +21,12 @@ namespace {
 
 using namespace plansmith;
 
-constexpr int32_t kNumSeqs = 64, kPrompt = 40, kLength = 400;
+constexpr int32_t kNumSeqs = 64, kPrompt = 40, kLength = 400, kVocab = 64;
 
 psm_executor Simulated(uint64_t seed, uint64_t draft_of_seed) {
   psm_simulated_options m;
   psm_simulated_options_init(&m);
+  m.info.vocab_size = kVocab;
   m.info.max_batch_size = kNumSeqs;
   m.info.max_num_tokens = 1024;
   m.info.max_logits_rows = 1024;
@@ -39,6 +41,41 @@ psm_executor Simulated(uint64_t seed, uint64_t draft_of_seed) {
   return e;
 }
 
+int64_t num_found = 0;
+
+// An executor that gives its rows' candidates, without copies of blocks.
+psm_executor Finding(const psm_executor& executor) {
+  static const auto inner = [](void* self) -> const psm_executor& {
+    return *static_cast<psm_executor*>(self);
+  };
+  psm_executor e{};
+  e.struct_size = PSM_EXECUTOR_SIZE;
+  e.self = new psm_executor(executor);
+  e.describe = [](void* self, psm_model_info* info) {
+    const psm_status status = inner(self).describe(inner(self).self, info);
+    info->samples_rows = PSM_SAMPLES_CANDIDATES;
+    return status;
+  };
+  e.open = [](void* self, int32_t num_blocks) {
+    return inner(self).open(inner(self).self, num_blocks);
+  };
+  e.step = [](void* self, const psm_batch* batch, const float** logits) {
+    psm_batch without = *batch;
+    without.num_candidates = 0;
+    CHECK_OK(inner(self).step(inner(self).self, &without, logits));
+    const int32_t k = batch->num_candidates;
+    for (int32_t row = 0; k > 0 && row < batch->num_logits_rows; ++row, ++num_found) {
+      give_candidates(*logits + row * kVocab, kVocab, k, batch->candidates + row * k);
+    }
+    return static_cast<psm_status>(PSM_OK);
+  };
+  e.close = [](void* self) {
+    inner(self).close(inner(self).self);
+    delete static_cast<psm_executor*>(self);
+  };
+  return e;
+}
+
 struct Case {
   const char* name;
   int32_t policy;
@@ -47,6 +84,7 @@ struct Case {
   int32_t host_blocks;
   int32_t temperature;
   bool draws = false;  // the executors have halves and draw, with penalties
+  bool finds = false;  // the executor finds candidates
 };
 
 int64_t num_drawn = 0;
@@ -59,7 +97,9 @@ psm_executor Drawing(const psm_executor& executor) {
 }
 
 void RunCase(const Case& c) {
-  const psm_executor executor = c.draws ? Drawing(Simulated(1, 0)) : Simulated(1, 0);
+  const psm_executor executor = c.draws   ? Drawing(Simulated(1, 0))
+                                : c.finds ? Finding(Simulated(1, 0))
+                                          : Simulated(1, 0);
   psm_executor draft{};
   psm_engine_options o;
   psm_engine_options_init(&o);
@@ -79,7 +119,7 @@ void RunCase(const Case& c) {
   std::mt19937 random(3);
   const auto submit = [&](int32_t max_tokens) {
     std::vector<int32_t> prompt(kPrompt);
-    for (int32_t& id : prompt) id = static_cast<int32_t>(random() % 64);
+    for (int32_t& id : prompt) id = static_cast<int32_t>(random() % kVocab);
     psm_request q;
     psm_request_init(&q);
     q.prompt_ids = prompt.data();
@@ -87,6 +127,7 @@ void RunCase(const Case& c) {
     q.max_tokens = max_tokens;
     q.temperature = static_cast<float>(c.temperature);
     q.seed = random();
+    if (c.finds) q.top_k = 5;
     if (c.draws) q.repetition_penalty = 1.05f, q.frequency_penalty = 0.01f;
     engine.Submit(CheckRequest(q, engine.config()));
   };
@@ -136,11 +177,13 @@ int main() {
       {"drawn", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 4000, 0, 1, true},
       {"drawn n-gram", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_NGRAM, 4000, 0, 0, true},
       {"drawn draft model", PSM_MAX_UTILIZATION, PSM_DRAFT_MODEL, 4000, 0, 1, true},
+      {"greedy by candidates", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 4000, 0, 0, false, true},
+      {"sampled by candidates", PSM_GUARANTEED_NO_EVICT, PSM_DRAFT_OFF, 4000, 0, 1, false, true},
   };
   for (const Case& c : cases) {
-    const int64_t before = num_drawn;
+    const int64_t before = num_drawn, found_before = num_found;
     RunCase(c);
-    CHECK((num_drawn > before) == c.draws);
+    CHECK((num_drawn > before) == c.draws && (num_found > found_before) == c.finds);
   }
   return 0;
 }

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from plansmith.builder.build import plan_build
+from plansmith.runtime import opening as opening_module
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
+from plansmith.runtime.executor import cpu_executor
 from plansmith.runtime.manifest import Manifest, hash_entries, hash_file, load_manifest
-from plansmith.runtime.opening import Opening, plan_opening
+from plansmith.runtime.opening import CpuOptions, Opening, plan_opening
 
 GetPath = Callable[..., Path]
 
@@ -128,3 +130,27 @@ def test_a_draft_that_would_not_be_used_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="which it does not use"):
         opening(engine_dir, draft.root, speculation)
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [({}, 0), ({"max_num_tokens": 7}, 7)])
+def test_the_executors_take_memory_for_the_engines_steps_alone(
+    engine_dir: Path,
+    draft: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, int],
+    wanted: int,
+) -> None:
+    given = []
+
+    def create(plan: Path, *, max_num_tokens: int, **options: Any) -> Any:
+        given.append(max_num_tokens)
+        return cpu_executor(plan, max_num_tokens=max_num_tokens, **options)
+
+    monkeypatch.setattr(opening_module, "cpu_executor", create)
+    found = opening(engine_dir, draft.root, max_batch_size=4, enable_chunked_context=True, **asked)
+    executor, options, _ = found.executors(CpuOptions(num_threads=1))
+    executor.close()
+    assert options.draft_executor is not None
+    options.draft_executor.close()
+    limit = load_manifest(engine_dir).limits.max_num_tokens
+    assert given == [wanted or min(limit, 512)] * 2

@@ -387,6 +387,9 @@ typedef struct psm_cpu_options {
   int32_t weights; /* PSM_WEIGHTS_...; default PSM_WEIGHTS_AUTO */
   int32_t profile; /* 1: note the time of each op for psm_engine_profile, which costs less than
                       1 % of a step; default 0 */
+  int32_t max_num_tokens; /* most tokens of a step, logits rows among them, for which it takes
+                             memory: the engine's; 0 = the plan's, above which there is no more */
+  int32_t reserved;       /* 0 */
 } psm_cpu_options;
 
 /* Fill *options with the defaults, as far as the struct went in ABI 1.0 (see
@@ -971,7 +974,7 @@ PSM_API psm_status psm_engine_kv_events(psm_engine* engine, psm_kv_event* events
 #define PSM_BATCH_SIZE_1_2 PSM_SIZE_UP_TO_(psm_batch, adapter_slots)
 #define PSM_STEP_SAMPLING_SIZE PSM_SIZE_UP_TO_(psm_step_sampling, masks)
 #define PSM_EXECUTOR_SIZE PSM_SIZE_UP_TO_(psm_executor, profile)
-#define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, profile)
+#define PSM_CPU_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_cpu_options, reserved)
 #define PSM_CPU_PEAKS_SIZE PSM_SIZE_UP_TO_(psm_cpu_peaks, bf16_ops_per_s)
 #define PSM_SIMULATED_OPTIONS_SIZE PSM_SIZE_UP_TO_(psm_simulated_options, draft_of_seed)
 #define PSM_GUIDE_SIZE PSM_SIZE_UP_TO_(psm_guide, last_error)

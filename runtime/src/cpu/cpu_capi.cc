@@ -120,26 +120,28 @@ psm_cpu_options ReadOptions(const psm_cpu_options* given) {
       {PSM_FIELD_END(psm_cpu_options, struct_size), PSM_FIELD_END(psm_cpu_options, num_threads),
        PSM_FIELD_END(psm_cpu_options, pin_threads), PSM_FIELD_END(psm_cpu_options, isa),
        PSM_FIELD_END(psm_cpu_options, max_adapters), kOptionsSize10,
-       PSM_FIELD_END(psm_cpu_options, weights), PSM_CPU_OPTIONS_SIZE});
+       PSM_FIELD_END(psm_cpu_options, weights), PSM_FIELD_END(psm_cpu_options, profile),
+       PSM_FIELD_END(psm_cpu_options, max_num_tokens), PSM_CPU_OPTIONS_SIZE});
   CheckRange("num_threads", options.num_threads, "all cores", kMaxThreads);
   CheckSwitch("pin_threads", options.pin_threads);
   CheckRange("max_adapters", options.max_adapters, "no adapters", kMaxAdapters);
   CheckRange("max_adapter_rank", options.max_adapter_rank, "no adapters", kMaxAdapterRank);
   CheckRange("weights", options.weights, "PSM_WEIGHTS_AUTO", PSM_WEIGHTS_HUGE_PAGES);
   CheckSwitch("profile", options.profile);
+  CheckRange("max_num_tokens", options.max_num_tokens, "the plan's", INT32_MAX);
+  if (options.reserved != 0) {
+    throw StatusError(PSM_ERROR_INVALID_ARGUMENT,
+                      Format("psm_cpu_options.reserved is %d, wanted 0", options.reserved));
+  }
   return options;
 }
 
 // What the instructions of a kernel table reach on `num_threads` (0 = all) cores.
-psm_cpu_peaks MeasureFor(const char* kernels, int32_t num_threads) {
-  const bool vnni = strncmp(kernels, "avx512", 6) == 0 || strncmp(kernels, "amx", 3) == 0;
-  const bool avx2 = vnni || strcmp(kernels, "avx2") == 0;
-  bool bf16 = false;
-#if defined(__x86_64__)
-  bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-#endif
+psm_cpu_peaks MeasureFor(const KernelTable& kernels, int32_t num_threads) {
+  const bool vnni = strncmp(kernels.name, "avx512", 6) == 0 || kernels.dot_tiles != nullptr;
+  const bool avx2 = vnni || strcmp(kernels.name, "avx2") == 0;
   ThreadPool pool(num_threads > 0 ? num_threads : NumUsableCores(), false);
-  const Peaks found = MeasurePeaks(&pool, avx2, vnni, bf16);
+  const Peaks found = MeasurePeaks(&pool, avx2, vnni, kernels.has_bf16_dots, kernels.dot_tiles);
   psm_cpu_peaks peaks = {};
   peaks.num_threads = pool.num_threads();
   peaks.read_bytes_per_s = 1e9 * found.read_gb_s;
@@ -179,10 +181,10 @@ psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options*
     const psm_cpu_options o = cpu::ReadOptions(options);
     const int threads = o.num_threads > 0 ? o.num_threads : cpu::NumUsableCores();
     auto handle = std::make_unique<cpu::Handle>();
-    handle->executor =
-        std::make_unique<cpu::Executor>(plan_path, threads, o.pin_threads != 0, o.isa,
-                                        cpu::LoraLimits{o.max_adapters, o.max_adapter_rank},
-                                        static_cast<cpu::WeightsIn>(o.weights), o.profile != 0);
+    handle->executor = std::make_unique<cpu::Executor>(
+        plan_path, threads, o.pin_threads != 0, o.isa,
+        cpu::LoraLimits{o.max_adapters, o.max_adapter_rank}, static_cast<cpu::WeightsIn>(o.weights),
+        o.profile != 0, true, o.max_num_tokens);
     out->struct_size = size;
     out->describe = cpu::DescribeEntry;
     out->open = cpu::OpenEntry;
@@ -204,7 +206,7 @@ psm_status psm_cpu_measure_peaks(int32_t num_threads, const char* isa, psm_cpu_p
     if (peaks == nullptr) throw StatusError(PSM_ERROR_INVALID_ARGUMENT, "peaks is NULL");
     CheckStructSize("psm_cpu_peaks", peaks->struct_size, {PSM_CPU_PEAKS_SIZE});
     cpu::CheckRange("num_threads", num_threads, "all cores", cpu::kMaxThreads);
-    const psm_cpu_peaks found = cpu::MeasureFor(cpu::ChooseKernels(isa).name, num_threads);
+    const psm_cpu_peaks found = cpu::MeasureFor(cpu::ChooseKernels(isa), num_threads);
     WriteStruct("psm_cpu_peaks", found, peaks, {PSM_CPU_PEAKS_SIZE});
   });
 }

@@ -20,14 +20,24 @@ constexpr size_t kPoolReadyBytes = 128u << 20;
 
 bool IsF8(const OpRecord& linear) { return linear.i[1] >= kInputF8Row; }
 
+// Rows of all buffers are as many as a step may have tokens, and the logits of a large vocabulary
+// would take more than the weights where nobody ever asks for them.
+PlanHeader Narrowed(PlanHeader model, int32_t max_num_tokens) {
+  if (max_num_tokens > 0) model.max_num_tokens = std::min(model.max_num_tokens, max_num_tokens);
+  model.max_batch_size = std::min(model.max_batch_size, model.max_num_tokens);
+  return model;
+}
+
 }  // namespace
 
 Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-                   LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse)
+                   LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse,
+                   int32_t max_num_tokens)
     : plan_(Plan::Open(plan_path, weights)),
+      model_(Narrowed(plan_->header(), max_num_tokens)),
       kernels_(ChooseKernels(isa)),
       lora_(*plan_, kernels_, lora_limits, num_threads),
-      candidates_(static_cast<uint32_t>(plan_->header().vocab_size)) {
+      candidates_(static_cast<uint32_t>(model_.vocab_size)) {
   AllocateSlots();
   SizeQuantBuffers();
   pool_ = std::make_unique<ThreadPool>(num_threads, pin_threads);
@@ -40,7 +50,7 @@ Executor::Executor(const std::string& plan_path, int num_threads, bool pin_threa
 Executor::~Executor() = default;
 
 psm_model_info Executor::Describe() const {
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   psm_model_info info = {};
   info.vocab_size = h.vocab_size;
   info.num_layers = h.num_layers;
@@ -76,7 +86,7 @@ void Executor::Open(int32_t num_blocks) {
                num_blocks, layout.bytes()));
   }
   Pages pool(layout.bytes() * static_cast<size_t>(num_blocks) + kSlack, "the KV pool");
-  places_ = std::make_unique<BatchPlaces>(plan_->header(), num_blocks);
+  places_ = std::make_unique<BatchPlaces>(model_, num_blocks);
   pool.Populate(std::min(layout.bytes() * static_cast<size_t>(num_blocks), kPoolReadyBytes));
   kv_pool_ = std::move(pool);
   copier_ = std::make_unique<BlockCopier>(layout, kv_pool_.as<uint8_t>(), num_blocks);
@@ -98,7 +108,7 @@ void Executor::CheckOpen() const {
 }
 
 BlockLayout Executor::KvLayout() const {
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   return {static_cast<size_t>(h.num_layers), static_cast<size_t>(h.num_kv_heads),
           static_cast<size_t>(h.head_dim), static_cast<size_t>(h.tokens_per_block),
           KvValueBytes(h.kv_format)};
@@ -111,11 +121,11 @@ uint8_t* Executor::KvOfLayer(int32_t layer, int which) const {
 }
 
 float Executor::KvScale(const OpRecord& op, int which) const {
-  return KvHasScales(plan_->header().kv_format) ? TensorData(op.tensors[0])[which] : 1.0f;
+  return KvHasScales(model_.kv_format) ? TensorData(op.tensors[0])[which] : 1.0f;
 }
 
 void Executor::AllocateSlots() {
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   for (uint32_t i = 0; i < h.num_slots; ++i) {
     // The logits are handed out as [R, V]; other rows begin on a cache line.
     const size_t width = plan_->slot(i).width;
@@ -127,7 +137,7 @@ void Executor::AllocateSlots() {
 }
 
 void Executor::SizeQuantBuffers() {
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   for (uint32_t i = 0; i < h.num_ops; ++i) {
     if (plan_->op(i).code != kOpLinear) continue;
     if (plan_->op(i).i[1] == kInputFloat) continue;
@@ -222,14 +232,14 @@ void Executor::AddLinear(uint32_t op_idx) {
       a.q_full_range = op.i[1] == kInputInt8Static;
     }
     Phase quantize = phase;
-    quantize.code = kPhaseQuantize;
+    quantize.code = kCodeQuantize;
     quantize.by_rows = true;
     quantize.quant = quant;
     AddPhase(quantize);
   }
   AddPhase(phase);
   if (lora_.SiteOf(op_idx) >= 0) {
-    phase.code = kPhaseLora;
+    phase.code = kCodeLora;
     phase.lora_site = static_cast<size_t>(lora_.SiteOf(op_idx));
     if (op.in[1].slot >= 0) {
       phase.linear.x = ViewData(op.in[1]);
@@ -240,7 +250,7 @@ void Executor::AddLinear(uint32_t op_idx) {
 }
 
 void Executor::BuildPhases() {
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   for (uint32_t i = 0; i < h.num_ops; ++i) {
     const OpRecord& op = plan_->op(i);
     if (op.code == kOpLinear) {
@@ -254,7 +264,7 @@ void Executor::BuildPhases() {
     phase.by_rows = true;
     if (op.code == kOpPagedAttention) {
       Phase write = phase;
-      write.code = kPhaseWriteKv;
+      write.code = kCodeWriteKv;
       AddPhase(write);
       phase.by_rows = false;
       const uint32_t heads = static_cast<uint32_t>(op.i[0]);

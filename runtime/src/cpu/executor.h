@@ -15,6 +15,7 @@
 #include "cpu/candidates.h"
 #include "cpu/kernels.h"
 #include "cpu/lora.h"
+#include "cpu/op_cost.h"
 #include "cpu/pages.h"
 #include "cpu/plan.h"
 #include "cpu/profile.h"
@@ -28,11 +29,12 @@ namespace cpu {
 // One thread at a time. Everything a step needs is allocated by the constructor and Open.
 class Executor {
  public:
-  // num_threads >= 1; isa as in psm_cpu_options; with_profile: note the time of each phase. Without
-  // `fuse` no phase is run by another's items, which gives the same bits: for tests. Throws
-  // StatusError.
+  // num_threads >= 1; isa and max_num_tokens as in psm_cpu_options; with_profile: note the time of
+  // each phase. Without `fuse` no phase is run by another's items, which gives the same bits: for
+  // tests. Throws StatusError.
   Executor(const std::string& plan_path, int num_threads, bool pin_threads, const char* isa,
-           LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse = true);
+           LoraLimits lora_limits, WeightsIn weights, bool with_profile, bool fuse = true,
+           int32_t max_num_tokens = 0);
   ~Executor();
 
   psm_model_info Describe() const;
@@ -48,22 +50,19 @@ class Executor {
   size_t num_fused() const;
   // Between steps.
   Lora& lora() { return lora_; }
+  // What the next step's first stage is numbered, as after days of steps. For tests.
+  void NumberStagesFrom(uint32_t stage) { step_base_ = stage; }
 
  private:
-  // Phases that the plan does not name as ops of their own.
-  static constexpr uint32_t kPhaseQuantize = kCodeQuantize;
-  static constexpr uint32_t kPhaseWriteKv = kCodeWriteKv;
-  static constexpr uint32_t kPhaseLora = kCodeLora;
-
   struct Phase {
-    uint32_t code;  // OpCode or kPhase...
+    uint32_t code;  // OpCode or PhaseCode
     const OpRecord* op;
     uint32_t rows_kind;  // SlotRows: how many rows there are
     bool by_rows;        // whole rows, one by one; else see Stage
-    LinearArgs linear;   // kOpLinear, kPhaseQuantize and kPhaseLora
+    LinearArgs linear;   // kOpLinear, kCodeQuantize and kCodeLora
     size_t tile_bytes;   // of the weight
-    size_t quant;        // kPhaseQuantize: which of the buffers
-    size_t lora_site;    // kPhaseLora
+    size_t quant;        // kCodeQuantize: which of the buffers
+    size_t lora_site;    // kCodeLora
     size_t attention;    // kOpPagedAttention: index of its AttentionWork
     // By rows: how many parts a row has that do not need each other: heads, groups or columns.
     uint32_t num_units;
@@ -122,9 +121,15 @@ class Executor {
 
   // executor_fuse.cc
   void Fuse();
+  class Columns;
   void FuseTail(Stage* stage);
+  bool FusePhase(bool is_first, Phase* phase, Columns* columns) const;
+  static bool FuseGlu(const Phase& phase, Columns* columns);
+  static bool FuseElementwise(const Phase& phase, Columns* columns);
+  bool FuseUnits(Phase* phase, Columns* columns) const;
   uint32_t NumUnits(const Phase& phase) const;
 
+  void NumberStages();
   void PlanStep();
   void PlanTail(const Stage& stage, StageRun* run);
   bool SharesColumns(const Stage& stage) const;
@@ -157,6 +162,7 @@ class Executor {
 
   // Order matters: the pool's threads end before what they use.
   std::unique_ptr<Plan> plan_;
+  const PlanHeader model_;  // the plan's, with this executor's max_num_tokens
   const KernelTable& kernels_;
   Lora lora_;
   std::vector<size_t> strides_;  // of slots, floats
@@ -176,7 +182,7 @@ class Executor {
   std::vector<Phase> phases_;
   std::vector<Stage> stages_;
   std::vector<StageRun> runs_;  // [stages] of the step that runs
-  uint32_t step_base_ = 1;      // number of its stage 0
+  uint32_t step_base_ = 1;      // number of its stage 0, see NumberStages
   std::unique_ptr<WorkShare> share_;
   Event stage_done_;
   std::unique_ptr<BatchPlaces> places_;

@@ -14,10 +14,10 @@ namespace cpu {
 // 1 where a row is one whole.
 uint32_t Executor::NumUnits(const Phase& phase) const {
   switch (phase.code) {
-    case kPhaseQuantize:
+    case kCodeQuantize:
       return QuantizeUnits(phase);
-    case kPhaseWriteKv:  // those of K, then those of V
-      return 2 * static_cast<uint32_t>(plan_->header().num_kv_heads);
+    case kCodeWriteKv:  // those of K, then those of V
+      return 2 * static_cast<uint32_t>(model_.num_kv_heads);
     case kOpRmsNorm:
     case kOpRope:
     case kOpGlu:
@@ -91,7 +91,7 @@ void Executor::RoundRowF8(const Phase& phase, const float* in, uint32_t row, uin
 void Executor::WriteKvRows(const Phase& phase, uint32_t row_begin, uint32_t row_end,
                            uint32_t head_begin, uint32_t head_end) {
   const OpRecord& op = *phase.op;
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   const KvWriteArgs all = {ViewData(op.in[1]),
                            Stride(op.in[1]),
                            ViewData(op.in[2]),
@@ -137,7 +137,7 @@ void Executor::WriteKvRows(const Phase& phase, uint32_t row_begin, uint32_t row_
 
 void Executor::RunRows(const Phase& phase, uint32_t row_begin, uint32_t row_end,
                        uint32_t unit_begin, uint32_t unit_end) {
-  if (phase.code == kPhaseWriteKv) {
+  if (phase.code == kCodeWriteKv) {
     WriteKvRows(phase, row_begin, row_end, unit_begin, unit_end);
   } else {
     for (uint32_t row = row_begin; row < row_end; ++row) RunRow(phase, row, unit_begin, unit_end);
@@ -153,7 +153,7 @@ void Executor::RunRow(const Phase& phase, uint32_t row, uint32_t unit_begin, uin
     return ViewData(view) + static_cast<size_t>(row) * Stride(view);
   };
   switch (phase.code) {
-    case kPhaseQuantize:
+    case kCodeQuantize:
       QuantizeRow(phase, row, unit_begin, unit_end);
       break;
     case kOpEmbed: {

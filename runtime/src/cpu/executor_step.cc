@@ -19,6 +19,9 @@ constexpr uint32_t kMaxTailRows = 1;
 constexpr uint32_t kUnitTiles = 3;
 // Of weights: 10 to 20 us at the speed of memory.
 constexpr size_t kMaxBytesPerItem = 512 << 10;
+// Stages of all steps are numbered on until here, a day of a busy server: far enough from the end
+// of 32 bits for the stages of any plan.
+constexpr uint32_t kMaxStepBase = 1u << 31;
 
 }  // namespace
 
@@ -29,13 +32,21 @@ const float* Executor::Step(const psm_batch& batch) {
   lora_.SetBatch(batch);
   for (AttentionWork& work : attention_) work.Set(batch);
   batch_ = &batch;
+  NumberStages();
   PlanStep();
   pool_->Run([](void* self, int idx) { static_cast<Executor*>(self)->RunStep(idx); }, this);
   batch_ = nullptr;
   candidates_.Finish(batch);
   if (profile_ != nullptr) profile_->EndStep(batch);
   step_base_ += static_cast<uint32_t>(stages_.size());
-  return slots_[plan_->header().logits_slot].as<float>();
+  return slots_[model_.logits_slot].as<float>();
+}
+
+// The pool's threads have all left the step before, so nobody looks at a counter.
+void Executor::NumberStages() {
+  if (step_base_ <= kMaxStepBase) return;
+  share_->Restart();
+  step_base_ = 1;
 }
 
 void Executor::PlanStep() {
@@ -70,7 +81,7 @@ void Executor::PlanTail(const Stage& stage, StageRun* run) {
   if (phase.code == kOpLinear) {
     run->with_columns &= SharesColumns(stage);
   } else {
-    const uint32_t dim = static_cast<uint32_t>(plan_->header().head_dim);
+    const uint32_t dim = static_cast<uint32_t>(model_.head_dim);
     run->with_columns &= attention_[phase.attention].HoldsWhole(stage.fused_cols, dim);
   }
   StageRun& tail = runs_[stage.tail];
@@ -184,7 +195,7 @@ Executor::LinearCut Executor::CutLinear(const Stage& stage, bool with_columns) c
 // Of anything but a product.
 uint32_t Executor::NumItems(const Stage& stage) const {
   const Phase& phase = phases_[stage.first];
-  if (phase.code == kPhaseLora) return lora_.NumItems(phase.lora_site);
+  if (phase.code == kCodeLora) return lora_.NumItems(phase.lora_site);
   if (phase.code == kOpPagedAttention) return attention_[phase.attention].num_items();
   const uint32_t rows = RowsOfItem(phase);
   return (NumRows(phase) + rows - 1) / rows;
@@ -196,7 +207,7 @@ void Executor::RunItem(size_t stage_idx, uint32_t item, int thread_idx, StepMark
   const Phase& phase = phases_[stage.first];
   if (phase.code == kOpLinear) return RunLinear(stage, run, item, marks);
   if (phase.code == kOpPagedAttention) return RunAttention(stage, run, item, thread_idx, marks);
-  if (phase.code == kPhaseLora) {
+  if (phase.code == kCodeLora) {
     lora_.Run(phase.lora_site, item, phase.linear, thread_idx);
     marks->Ran(stage.first);
     return;
@@ -259,7 +270,7 @@ void Executor::RunAttention(const Stage& stage, const StageRun& run, uint32_t it
                             StepMarks* marks) {
   const Phase& phase = phases_[stage.first];
   const OpRecord& op = *phase.op;
-  const PlanHeader& h = plan_->header();
+  const PlanHeader& h = model_;
   AttentionArgs a = {};
   a.k_pool = KvOfLayer(op.i[3], 0);
   a.v_pool = KvOfLayer(op.i[3], 1);

@@ -40,10 +40,10 @@ bool HasF16c() {
 // Tiles and their products of int8. Linux has a process ask once for the state that they take, and
 // refuses where a thread's alternate signal stack could not hold it.
 bool HasAmx() {
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kOsxsave = 1u << 27;
+  constexpr unsigned kAmxTile = 1u << 24, kAmxInt8 = 1u << 25, kOsxsave = 1u << 27;
   unsigned a, b, c, d;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kOsxsave) == 0) return false;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || (d & kInt8) == 0) {
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmxTile) == 0 || (d & kAmxInt8) == 0) {
     return false;
   }
   unsigned enabled, high;

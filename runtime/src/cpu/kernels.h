@@ -107,6 +107,9 @@ struct KernelTable {
   // not.
   LinearKernel linear_f8;
   bool has_bf16_dots;  // linear_f8 is made of them
+  // Where linear_int8 is made of products of whole tiles, 16 x 16 x 64: four of them, `loops`
+  // times, which is how their peak is measured. Else NULL.
+  void (*dot_tiles)(int64_t loops);
   // q[0..padded) = round(x / scale), scale = max|x| / 127 of each of num_scales equal parts of
   // x[0..n); sums over each of num_sums equal parts. Zero beyond n. A part whose scale is 0 has
   // zeros, one with a NaN or an infinity gets scale NaN (and any q and sums), so that every product

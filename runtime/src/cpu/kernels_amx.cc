@@ -24,6 +24,18 @@ void LinearTiles(const LinearArgs& a, uint32_t row_begin, uint32_t row_end, uint
   }
 }
 
+void DotTiles(int64_t loops) {
+  TileShapes shapes;
+  for (uint32_t tile = 0; tile < 8; ++tile) shapes.Set(tile, kTileRows, kTileRowBytes);
+  const Tiles tiles(shapes);
+  for (int64_t i = 0; i < loops; ++i) {
+    Tiles::Dot<0, kInputs, kWeights>();
+    Tiles::Dot<1, kInputs, kWeights + 1>();
+    Tiles::Dot<2, kInputs + 1, kWeights>();
+    Tiles::Dot<3, kInputs + 1, kWeights + 1>();
+  }
+}
+
 }  // namespace
 
 const KernelTable& AmxKernels(const KernelTable& others) {
@@ -32,6 +44,7 @@ const KernelTable& AmxKernels(const KernelTable& others) {
     t.name = "amx";
     t.linear_int8[kI8] = LinearTiles<TileI8, kI8>;
     t.linear_int8[kI4] = LinearTiles<TileI4, kI4>;
+    t.dot_tiles = DotTiles;
     return t;
   }();
   return table;

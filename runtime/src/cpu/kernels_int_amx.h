@@ -15,7 +15,7 @@
 #include "cpu/kernels.h"
 #include "cpu/simd_avx512.h"
 // Behind it:
-#include "cpu/kernels_scales.h"
+#include "cpu/kernels_tile.h"
 
 namespace plansmith {
 namespace cpu {
@@ -129,7 +129,12 @@ class TileLinear {
       }
       for (uint32_t t = 0; t < NT; ++t) AddGroup(rows, tile, t, g);
     }
-    for (uint32_t t = 0; t < NT; ++t) Finish(rows, tile, t);
+    for (uint32_t t = 0; t < NT; ++t) {
+      for (uint32_t r = 0; r < rows.num_rows; ++r) {
+        const V sum = VLoad(s_.sums[r] + t * kTile);
+        Finish(a_, rows.first_row + r, tile + t, &sum);
+      }
+    }
   }
 
   // dots (+)= products of n chunks from column k.
@@ -228,20 +233,8 @@ class TileLinear {
       const V scale = VSet1(row_scales[static_cast<size_t>(r) * a_.q_groups + q_group]);
       const V x = VMul(_mm512_cvtepi32_ps(_mm512_load_si512(dots)), scale);
       float* sum = s_.sums[r] + t * kTile;
-      VStore(sum, g == 0 ? VMul(x, ws) : VFma(x, ws, VLoad(sum)));
-    }
-  }
-
-  // out = sums (+ bias) (+ out), as kernels_linear.h has it.
-  void Finish(const RowBlocks& rows, uint32_t tile, uint32_t t) const {
-    const uint32_t n0 = (tile + t) * kTile;
-    const uint32_t n = a_.w.rows - n0 < kTile ? a_.w.rows - n0 : kTile;
-    for (uint32_t r = 0; r < rows.num_rows; ++r) {
-      float* out = a_.out + (rows.first_row + r) * a_.out_stride + n0;
-      V sum = VLoad(s_.sums[r] + t * kTile);
-      if (a_.bias != nullptr) sum = VAdd(sum, VLoadPart(a_.bias + n0, n));
-      if (a_.accumulate) sum = VAdd(sum, VLoadPart(out, n));
-      VStorePart(out, sum, n);
+      // The first one is added to 0, too: x * ws alone may be -0.
+      VStore(sum, VFma(x, ws, g == 0 ? VSet1(0.0f) : VLoad(sum)));
     }
   }
 

@@ -8,7 +8,7 @@
 
 #include "cpu/kernels.h"
 #include "cpu/kernels_rows.h"
-#include "cpu/kernels_scales.h"
+#include "cpu/kernels_tile.h"
 
 namespace plansmith {
 namespace cpu {
@@ -71,25 +71,9 @@ void Linear(const LinearArgs& args, uint32_t row_begin, uint32_t row_end, uint32
   }
 }
 
-constexpr uint32_t kTileVectors = kTile / kLanes;
-
 // Of the E4M3 codes of a row's group.
 inline float RowScale(const LinearArgs& a, size_t row, uint32_t group) {
   return a.q_scales[row * a.q_groups + (a.q_groups <= 1 ? 0 : group)];
-}
-
-// out = sum (+ bias) (+ out) of a tile, the sums of which are kTileVectors vectors.
-inline void Finish(const LinearArgs& a, uint32_t row, uint32_t tile, const V* sum) {
-  for (uint32_t h = 0; h < kTileVectors; ++h) {
-    const uint32_t n0 = tile * kTile + h * kLanes;
-    if (n0 >= a.w.rows) return;
-    const uint32_t n = a.w.rows - n0 < kLanes ? a.w.rows - n0 : kLanes;
-    float* out = a.out + row * a.out_stride + n0;
-    V r = sum[h];
-    if (a.bias != nullptr) r = VAdd(r, LoadUpTo(a.bias + n0, n));
-    if (a.accumulate) r = VAdd(r, LoadUpTo(out, n));
-    StoreUpTo(out, r, n);
-  }
 }
 
 // Asks for lines of weights before they are read. The hardware's own reading ahead ends with a

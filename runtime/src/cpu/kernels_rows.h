@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/kernels.h"
+#include "cpu/kernels_tile.h"
 #include "cpu/simd_math.h"
 #if defined(__AVX512F__)
 #include "cpu/kernels_quantize_avx512.h"
@@ -21,14 +22,6 @@ inline void ForVectors(uint32_t n, Body&& body) {
   uint32_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
   if (i < n) body(i, n - i);
-}
-inline V LoadUpTo(const float* p, uint32_t n) { return n == kLanes ? VLoad(p) : VLoadPart(p, n); }
-inline void StoreUpTo(float* p, V v, uint32_t n) {
-  if (n == kLanes) {
-    VStore(p, v);
-  } else {
-    VStorePart(p, v, n);
-  }
 }
 
 // To -127..127, or from -128 with a given scale. A NaN stays: the bounds come first.

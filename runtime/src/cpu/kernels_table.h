@@ -28,6 +28,7 @@ constexpr KernelTable TableOf(const char* name, const ProductKernels& products) 
       {},
       products.f8_inputs,
       false,
+      nullptr,
       QuantizeRow,
       QuantizeRowStatic,
       RoundRow,

@@ -30,9 +30,11 @@ class Pages {
     const size_t slack = bytes < kHugePageBytes ? 0 : kHugePageBytes;
     uint8_t* base = slack > SIZE_MAX - bytes ? nullptr : Map(bytes + slack);
     if (base == nullptr) {
-      throw StatusError(PSM_ERROR_OUT_OF_MEMORY,
-                        Format("cannot get %zu bytes for %s: %s; lower the limits or free memory",
-                               bytes, what, strerror(ENOMEM)));
+      throw StatusError(
+          PSM_ERROR_OUT_OF_MEMORY,
+          Format("cannot get %zu bytes for %s: %s; free memory, or lower max_num_tokens or "
+                 "kv_cache_bytes",
+                 bytes, what, strerror(ENOMEM)));
     }
     const size_t skip = slack == 0 ? 0 : -reinterpret_cast<uintptr_t>(base) % kHugePageBytes;
     mapped_ = base;

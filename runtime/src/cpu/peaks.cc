@@ -31,6 +31,8 @@ volatile float sink;
 constexpr int kSums = 12;  // independent chains: latency 4-5 cycles x up to 2 a cycle, and a margin
 // Short enough to fit into a time slice, so that the best try is one without other processes.
 constexpr int64_t kLoops = 100000;
+constexpr int64_t kTileLoops = 10000;  // of four products of 16 cycles
+constexpr double kTileOperations = 4 * 2.0 * 16 * 16 * 64;
 
 #define PSM_TARGET(isa) __attribute__((target(isa)))
 
@@ -90,12 +92,16 @@ PSM_TARGET("avx512f,avx512bf16") void Bf16Avx512(int64_t loops) {
 
 struct Work {
   void (*kernel)(int64_t);
+  int64_t loops;
   const uint64_t* data;
   int num_threads;
 };
 
 #if defined(__x86_64__)
-void RunKernel(void* context, int) { static_cast<Work*>(context)->kernel(kLoops); }
+void RunKernel(void* context, int) {
+  const Work& work = *static_cast<Work*>(context);
+  work.kernel(work.loops);
+}
 #endif
 
 void Read(void* context, int idx) {
@@ -139,33 +145,35 @@ double Seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-Peaks MeasurePeaks(ThreadPool* pool, bool avx2, bool vnni, bool bf16) {
+Peaks MeasurePeaks(ThreadPool* pool, bool avx2, bool vnni, bool bf16,
+                   void (*dot_tiles)(int64_t loops)) {
   Peaks peaks = {};
   const double threads = pool->num_threads();
   {
     const Pages data(kReadBytes, "data to read");
     memset(data.as<char>(), 1, kReadBytes);
-    Work work = {nullptr, nullptr, pool->num_threads()};
+    Work work = {nullptr, 0, nullptr, pool->num_threads()};
     peaks.read_gb_s =
         8e-9 * static_cast<double>(kReadWords) / Best(pool, Read, &work, data.as<uint64_t>());
     peaks.read_sustained_gb_s = Sustained(pool, &work, data.as<uint64_t>());
   }
 #if defined(__x86_64__)
-  const double sums = threads * kSums * static_cast<double>(kLoops);
+  const auto rate = [&](void (*kernel)(int64_t), int64_t loops, double operations) {
+    Work work = {kernel, loops, nullptr, pool->num_threads()};
+    const double all = threads * operations * static_cast<double>(loops);
+    return 1e-9 * all / Best(pool, RunKernel, &work, nullptr);
+  };
   if (avx2) {
-    Work work = {vnni ? FmaAvx512 : FmaAvx2, nullptr, pool->num_threads()};
-    peaks.fma_gflop_s = 2e-9 * (vnni ? 16 : 8) * sums / Best(pool, RunKernel, &work, nullptr);
-    work.kernel = vnni ? Int8Vnni : Int8Avx2;
-    peaks.int8_gop_s = 2e-9 * (vnni ? 64 : 32) * sums / Best(pool, RunKernel, &work, nullptr);
+    peaks.fma_gflop_s = rate(vnni ? FmaAvx512 : FmaAvx2, kLoops, 2 * kSums * (vnni ? 16 : 8));
+    peaks.int8_gop_s = rate(vnni ? Int8Vnni : Int8Avx2, kLoops, 2 * kSums * (vnni ? 64 : 32));
   }
-  if (bf16) {
-    Work work = {Bf16Avx512, nullptr, pool->num_threads()};
-    peaks.bf16_gflop_s = 2e-9 * 32 * sums / Best(pool, RunKernel, &work, nullptr);
-  }
+  if (bf16) peaks.bf16_gflop_s = rate(Bf16Avx512, kLoops, 2 * kSums * 32);
+  if (dot_tiles != nullptr) peaks.int8_gop_s = rate(dot_tiles, kTileLoops, kTileOperations);
 #else
   (void)avx2;
   (void)vnni;
   (void)bf16;
+  (void)dot_tiles;
   (void)threads;
 #endif
   return peaks;

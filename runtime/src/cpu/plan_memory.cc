@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -17,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/control_groups.h"
 #include "cpu/plan.h"
 #include "cpu/thread_pool.h"
 #include "status.h"
@@ -30,39 +30,16 @@ namespace {
 constexpr size_t kPieceBytes = 4 * kHugePageBytes;
 constexpr size_t kMaxReaders = 8;
 
-// The file's text, at most 4 KiB; empty when there is no such file.
-std::string SmallFile(const char* path) {
-  char text[4096];
-  const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return "";
-  const ssize_t n = read(fd, text, sizeof(text));
-  close(fd);
-  return std::string(text, n > 0 ? static_cast<size_t>(n) : 0);
-}
-
 bool HugePagesOffered() {
   const std::string text = SmallFile("/sys/kernel/mm/transparent_hugepage/enabled");
   return text.find("[madvise]") != std::string::npos || text.find("[always]") != std::string::npos;
 }
 
-// The number behind `name` in a file of lines "name number", or `otherwise`.
-uint64_t NumberIn(const std::string& text, const char* name, uint64_t otherwise) {
-  const size_t at = text.find(name);
-  unsigned long long number;
-  if (at == std::string::npos || sscanf(text.c_str() + at + strlen(name), "%llu", &number) != 1) {
-    return otherwise;
-  }
-  return number;
-}
-
 // Bytes that this process can still take without others losing theirs, as far as the system tells.
 uint64_t AvailableBytes() {
-  uint64_t available = NumberIn(SmallFile("/proc/meminfo"), "MemAvailable:", UINT64_MAX >> 10)
-                       << 10;
-  // A container's own limit; what it has in the page cache can go.
-  const uint64_t limit = NumberIn(SmallFile("/sys/fs/cgroup/memory.max"), "", UINT64_MAX);
-  const uint64_t used = NumberIn(SmallFile("/sys/fs/cgroup/memory.stat"), "anon ", 0);
-  return std::min(available, limit - std::min(limit, used));
+  constexpr uint64_t kNoLimit = UINT64_MAX >> 10;
+  const uint64_t kib = NumberIn(SmallFile("/proc/meminfo"), "MemAvailable:", kNoLimit);
+  return std::min(kib << 10, GroupMemoryLeft(SmallFile));
 }
 
 // What a path is that is no regular file.

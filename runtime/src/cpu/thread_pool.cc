@@ -9,6 +9,7 @@
 #include <chrono>
 #include <system_error>
 
+#include "cpu/control_groups.h"
 #include "status.h"
 
 namespace plansmith {
@@ -126,14 +127,15 @@ void ThreadPool::Work(int thread_idx) {
 }
 
 int NumUsableCores() {
+  const unsigned n = std::thread::hardware_concurrency();
+  int cores = n > 0 ? static_cast<int>(n) : 1;
 #if defined(__linux__)
   cpu_set_t usable;
   if (sched_getaffinity(0, sizeof(usable), &usable) == 0 && CPU_COUNT(&usable) > 0) {
-    return CPU_COUNT(&usable);
+    cores = CPU_COUNT(&usable);
   }
 #endif
-  const unsigned n = std::thread::hardware_concurrency();
-  return n > 0 ? static_cast<int>(n) : 1;
+  return QuotaCores(SmallFile, cores);
 }
 
 }  // namespace cpu

@@ -76,7 +76,8 @@ class ThreadPool {
   std::vector<std::thread> threads_;
 };
 
-// Cores that this process may use, at least 1.
+// Cores that this process may use, at least 1: those it may run on, but no more than its control
+// groups' quotas pay for.
 int NumUsableCores();
 
 }  // namespace cpu

@@ -11,14 +11,21 @@
 namespace plansmith {
 namespace cpu {
 
-// A stage is a number; later ones are larger (modulo 2^32), and one begins when the one before it
-// is done. Nothing has to be reset between stages: a counter of an older stage counts as untouched.
-// Taking an item costs one locked instruction on a line that nobody else wants as long as all work
-// on their own parts, a stage one more on the line that all share.
+// A stage is a number above 0; later ones are larger, and one begins when the one before it is
+// done. Nothing has to be reset between stages: a counter of an older stage counts as untouched,
+// however long ago that was, which is why numbers never wrap around. Taking an item costs one
+// locked instruction on a line that nobody else wants as long as all work on their own parts, a
+// stage one more on the line that all share.
 class WorkShare {
  public:
   explicit WorkShare(int num_threads)
       : num_parts_(static_cast<uint32_t>(num_threads)), parts_(new Counter[num_parts_]) {}
+
+  // Stages may begin at 1 again. While no thread is in one, and before who enters the next.
+  void Restart() {
+    for (uint32_t i = 0; i < num_parts_; ++i) parts_[i].value.store(0, std::memory_order_relaxed);
+    done_.value.store(0, std::memory_order_relaxed);
+  }
 
   // First of the items [0, num_items) that belong to a thread.
   uint32_t FirstOf(uint32_t thread_idx, uint32_t num_items) const {
@@ -35,7 +42,7 @@ class WorkShare {
       std::atomic<uint64_t>& counter = parts_[part].value;
       uint64_t seen = counter.load(std::memory_order_relaxed);
       for (;;) {
-        if (IsLater(StageOf(seen), stage)) return num_items;  // the others are ahead
+        if (StageOf(seen) > stage) return num_items;  // the others are ahead
         const uint32_t next = StageOf(seen) == stage ? CountOf(seen) : first;
         if (next >= end) break;
         if (counter.compare_exchange_weak(seen, Pack(stage, next + 1), std::memory_order_relaxed)) {
@@ -60,7 +67,7 @@ class WorkShare {
 
   bool IsDone(uint32_t stage, uint32_t count) const {
     const uint64_t seen = done_.value.load(std::memory_order_seq_cst);
-    return StageOf(seen) == stage ? CountOf(seen) >= count : IsLater(StageOf(seen), stage);
+    return StageOf(seen) == stage ? CountOf(seen) >= count : StageOf(seen) > stage;
   }
 
  private:
@@ -72,7 +79,6 @@ class WorkShare {
   }
   static uint32_t StageOf(uint64_t value) { return static_cast<uint32_t>(value >> 32); }
   static uint32_t CountOf(uint64_t value) { return static_cast<uint32_t>(value); }
-  static bool IsLater(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) > 0; }
 
   const uint32_t num_parts_;
   std::unique_ptr<Counter[]> parts_;  // stage, next item of the part

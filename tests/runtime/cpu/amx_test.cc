@@ -38,14 +38,20 @@ class Fenced {
   uint8_t *start_, *data_;
 };
 
-// A weight of any bytes at all, also behind its last column.
+// A weight of any bytes at all, also behind its last column. With strange_scales some of its scales
+// are 0 or below it.
 struct Weight {
-  Weight(const Case& c, Random* random)
+  Weight(const Case& c, Random* random, bool strange_scales = false)
       : packed(PackMatrix(random->Floats(size_t{c.n} * c.k), c.n, c.k, c.dtype, c.group_size, false,
                           false, c.group_size != 0 ? kBF16 : kF32)),
         bytes(packed.data.size()) {
     for (size_t i = 0; i < packed.data.size(); ++i) {
       bytes.data()[i] = static_cast<uint8_t>(random->Below(256));
+    }
+    for (size_t i = 0; strange_scales && i < packed.scales.size(); ++i) {
+      const float factor = static_cast<float>(i % 3) - 1;
+      packed.scales[i] *= factor;
+      if (!packed.bf16_scales.empty()) packed.bf16_scales[i] = ToBf16(packed.scales[i]);
     }
     matrix = packed.Matrix();
     matrix.data = bytes.data();
@@ -57,7 +63,8 @@ struct Weight {
 
 // Inputs of both kernels; behind the last column of the weight lies what must not matter.
 struct Inputs {
-  Inputs(const Case& c, const PackedMatrix& w, uint32_t rows, Random* random)
+  // Every zero_rows-th row is all 0; 0: none.
+  Inputs(const Case& c, const PackedMatrix& w, uint32_t rows, Random* random, uint32_t zero_rows)
       : stride((w.padded_cols + 63) / 64 * 64),
         groups(c.input == kInputInt8Group ? w.num_groups : 1),
         q(rows * stride),
@@ -65,7 +72,8 @@ struct Inputs {
         sums(rows * w.num_groups) {
     memset(q.data(), 77, rows * stride);
     for (uint32_t r = 0; r < rows; ++r) {
-      const std::vector<float> x = random->Floats(c.k, 3.0f);
+      const bool is_zero = zero_rows != 0 && r % zero_rows == 0;
+      const std::vector<float> x = random->Floats(c.k, is_zero ? 0.0f : 3.0f);
       int8_t* to = reinterpret_cast<int8_t*>(q.data() + r * stride);
       float* to_scales = &scales[r * groups];
       int32_t* to_sums = &sums[r * w.num_groups];
@@ -86,9 +94,9 @@ struct Inputs {
 };
 
 void CheckRows(const Case& c, const Weight& weight, uint32_t rows, bool bias, bool accumulate,
-               Random* random) {
+               Random* random, uint32_t zero_rows = 0) {
   const PackedMatrix& w = weight.matrix;
-  Inputs in(c, w, rows, random);
+  Inputs in(c, w, rows, random, zero_rows);
   const std::vector<float> biases = random->Floats(c.n);
   const size_t out_stride = c.n + 3;
   const std::vector<float> before = random->Floats(rows * out_stride);
@@ -136,6 +144,25 @@ bool UsesTiles(const Case& c, uint32_t rows) {
   return AmxTrap::num_dots() != before;
 }
 
+// Products that are 0 have the same sign whatever computes them: of inputs that are all 0, of
+// scales that are 0 or below it.
+void CheckZeros(Random* random) {
+  for (const Case& c :
+       {Case{kI8, 40, 64, 0, kInputInt8Row}, Case{kI8, 40, 128, 64, kInputInt8Group},
+        Case{kI4, 40, 64, 0, kInputInt8Row}, Case{kI4, 40, 96, 32, kInputInt8Group}}) {
+    const Weight weight(c, random, true);
+    for (uint32_t rows : {4u, 7u, 20u}) CheckRows(c, weight, rows, false, false, random, 2);
+  }
+}
+
+// What the peak is measured with: four products a loop, and no tiles left behind.
+void CheckPeakKernel() {
+  const uint64_t before = AmxTrap::num_dots();
+  AmxKernels(kAvx512VnniKernels).dot_tiles(3);
+  CHECK(AmxTrap::num_dots() == before + 12 && !AmxTrap::is_configured());
+  CHECK(kAvx512VnniKernels.dot_tiles == nullptr);
+}
+
 }  // namespace
 
 int main() {
@@ -167,8 +194,10 @@ int main() {
       CheckRows(c, weight, rows, true, rows % 2 == 1, &random);
     }
   }
+  CheckZeros(&random);
   if (!has_tiles) {
     CHECK(!UsesTiles({kI8, 16, 64, 0, kRow}, 3) && UsesTiles({kI8, 16, 64, 0, kRow}, 4));
+    CheckPeakKernel();
     CHECK(UsesTiles({kI4, 16, 128, 32, kGroup}, 8) && !UsesTiles({kI4, 16, 48, 24, kGroup}, 8));
     printf("%llu products of tiles by a handler\n",
            static_cast<unsigned long long>(AmxTrap::num_dots()));

@@ -21,7 +21,7 @@ class Driver {
   Driver(const std::string& path, const char* isa, int32_t threads, int32_t num_blocks,
          uint64_t seed = 1, int32_t profile = 0)
       : random_(seed) {
-    psm_cpu_options options;
+    psm_cpu_options options = {};
     psm_cpu_options_init(&options);
     options.isa = isa;
     options.num_threads = threads;

@@ -3,9 +3,12 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <memory>
 
 #include "driver.h"
 #include "isas.h"
+#include "resident_bytes.h"
+#include "steps.h"
 #include "tiny_model.h"
 
 using namespace plansmith::cpu;
@@ -313,7 +316,7 @@ void CheckBadBatches(const std::string& path) {
 
 void CheckApi(const std::string& path) {
   psm_executor executor;
-  psm_cpu_options options;
+  psm_cpu_options options = {};
   psm_cpu_options_init(&options);
   CHECK(psm_cpu_executor_create(nullptr, nullptr, &executor) == PSM_ERROR_INVALID_ARGUMENT);
   CHECK(psm_cpu_executor_create("/no/such/plan", nullptr, &executor) == PSM_ERROR_ENGINE_FILE);
@@ -352,12 +355,96 @@ void CheckApi(const std::string& path) {
   executor.close(executor.self);
 
   psm_cpu_options_init(&options);
+  options.struct_size = PSM_CPU_OPTIONS_SIZE;
+  options.weights = options.profile = 0;
+  options.max_num_tokens = -1;
+  CHECK(psm_cpu_executor_create(path.c_str(), &options, &executor) == PSM_ERROR_INVALID_ARGUMENT);
+  CHECK(strstr(psm_last_error(), "max_num_tokens is -1") != nullptr);
+  options.max_num_tokens = 9;
+  CHECK_OK(psm_cpu_executor_create(path.c_str(), &options, &executor));
+  CHECK_OK(executor.describe(executor.self, &info));
+  CHECK(info.max_num_tokens == 9);
+  executor.close(executor.self);
+  options.reserved = 1;
+  CHECK(psm_cpu_executor_create(path.c_str(), &options, &executor) == PSM_ERROR_INVALID_ARGUMENT);
+
+  psm_cpu_options_init(&options);
   options.num_threads = 2;
   options.pin_threads = 1;
   CHECK_OK(psm_cpu_executor_create(path.c_str(), &options, &executor));
   CHECK_OK(executor.open(executor.self, 6));
   CHECK_OK(executor.step(executor.self, arrays.Get(), &logits));
   executor.close(executor.self);
+}
+
+// The steps of days: numbers of stages come to their end and begin anew.
+void CheckManySteps() {
+  const TempFile file;
+  file.Write(TinyModel(TinyShape()).plan.Bytes());
+  const auto make = [&](int threads) {
+    return std::make_unique<Executor>(file.path(), threads, false, nullptr, LoraLimits{0, 0},
+                                      WeightsIn::kAuto, false);
+  };
+  const auto few = make(1), many = make(4);
+  const psm_model_info info = few->Describe();
+  Steps steps(info, 1);
+  few->Open(steps.num_blocks());
+  many->Open(steps.num_blocks());
+  for (uint32_t first : {0x7fffffffu, 0x80000000u, 0x80000001u, 0xfffffff0u}) {
+    many->NumberStagesFrom(first);
+    steps.Rewind(0, 0);
+    for (int32_t rows : {30, 1, 1, 20}) {
+      const psm_batch& batch = steps.Next({rows}, first, true);
+      const float* want = few->Step(batch);
+      const size_t bytes = static_cast<size_t>(info.vocab_size) * sizeof(float);
+      CHECK(memcmp(want, many->Step(batch), bytes) == 0);
+    }
+  }
+}
+
+// What an executor takes, from its creation on, is that of its own limits and not of the plan's.
+void CheckFewerTokens() {
+  TinyShape shape;
+  shape.vocab = 5003;
+  shape.max_tokens = 4096;
+  shape.plain_logits = true;
+  const TempFile file;
+  file.Write(TinyModel(shape).plan.Bytes());
+  const auto make = [&](int32_t max_num_tokens, size_t* bytes) {
+    const size_t before = MappedBytes();
+    auto executor = std::make_unique<Executor>(file.path(), 1, false, nullptr, LoraLimits{0, 0},
+                                               WeightsIn::kMapped, false, true, max_num_tokens);
+    *bytes = MappedBytes() - before;
+    return executor;
+  };
+  size_t all_bytes, few_bytes, most_bytes;
+  const auto all = make(0, &all_bytes), few = make(24, &few_bytes), most = make(5000, &most_bytes);
+  const size_t logits = size_t{shape.vocab} * shape.max_tokens * sizeof(float);
+  if (MappedBytes() > 0) CHECK(all_bytes >= logits && few_bytes < all_bytes - logits / 2);
+  CHECK(all->Describe().max_num_tokens == 4096 && most->Describe().max_num_tokens == 4096);
+  const psm_model_info info = few->Describe();
+  CHECK(info.max_num_tokens == 24 && info.max_logits_rows == 24 && info.max_batch_size == 8);
+  Steps steps(all->Describe(), 2);
+  all->Open(steps.num_blocks());
+  few->Open(steps.num_blocks());
+  for (const std::vector<int32_t>& counts : {std::vector<int32_t>{20, 4}, {1, 1}, {0, 24}}) {
+    psm_batch batch = steps.Next(counts, 3, true);
+    std::vector<int32_t> rows;  // of every token
+    for (int32_t row = 0; row < batch.num_tokens; ++row) rows.push_back(row);
+    batch.logits_rows = rows.data();
+    batch.num_logits_rows = batch.num_tokens;
+    const float* want = all->Step(batch);
+    const size_t bytes = rows.size() * shape.vocab * sizeof(float);
+    CHECK(memcmp(want, few->Step(batch), bytes) == 0);
+  }
+  const psm_batch& batch = steps.Next({25, 0}, 3, true);
+  all->Step(batch);
+  try {
+    few->Step(batch);
+    CHECK(false);
+  } catch (const plansmith::StatusError& e) {
+    CHECK(e.code() == PSM_ERROR_SHAPE && strstr(e.what(), "24") != nullptr);
+  }
 }
 
 // Pools far beyond any address space; the executor stays usable.
@@ -393,6 +480,8 @@ int main() {
   file.Write(model.plan.Bytes());
   CheckBadBatches(file.path());
   CheckApi(file.path());
+  CheckManySteps();
+  CheckFewerTokens();
   CheckOutOfMemory();
   return 0;
 }

@@ -30,6 +30,7 @@ TinyShape RandomShape(Random* random) {
   s.kv_format = one_of({kKvF32, kKvF16, kKvF8, kKvI8});
   s.gather_early = random->Below(2) == 0;
   s.pre_scale = random->Below(3) == 0;
+  s.plain_logits = random->Below(2) == 0;
   if (s.dtype == kF4) {
     s.group_size = 16;
     s.dim = one_of({16, 32});
@@ -59,6 +60,17 @@ std::unique_ptr<Executor> Make(const std::string& path, const char* isa, int thr
                                     false, fuse);
 }
 
+std::vector<psm_candidate> CandidatesOf(const psm_batch& batch) {
+  return {batch.candidates, batch.candidates + batch.num_logits_rows * batch.num_candidates};
+}
+
+bool IsSame(const std::vector<psm_candidate>& a, const std::vector<psm_candidate>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const psm_candidate& x, const psm_candidate& y) {
+                      return x.token_id == y.token_id && x.logit == y.logit;
+                    });
+}
+
 // Returns how many phases were fused.
 size_t CheckProgram(const TinyShape& shape, const char* isa, Random* random) {
   TinyModel model(shape, random->Next());
@@ -84,10 +96,13 @@ size_t CheckProgram(const TinyShape& shape, const char* isa, Random* random) {
       if (steps.done(s) + counts[s] > info.max_seq_len) counts[s] = 0;
     }
     if (std::all_of(counts.begin(), counts.end(), [](int32_t n) { return n == 0; })) continue;
+    if (shape.plain_logits) steps.WantCandidates(static_cast<int32_t>(random->Below(9)));
     const psm_batch& batch =
         steps.Next(counts, static_cast<uint32_t>(random->Next()), random->Below(5) != 0);
     const float* want = apart->Step(batch);
+    const std::vector<psm_candidate> candidates = CandidatesOf(batch);
     const float* got = fused->Step(batch);
+    CHECK(IsSame(candidates, CandidatesOf(batch)));
     const size_t n =
         static_cast<size_t>(batch.num_logits_rows) * static_cast<size_t>(info.vocab_size);
     if (memcmp(want, got, n * sizeof(float)) != 0) {
@@ -152,10 +167,142 @@ void CheckAllFused() {
   CHECK(Make(file.path(), nullptr, 2, true)->num_fused() == 5 * s.layers + 2);
 }
 
+// A product of 4 tiles (8 for a pair of halves) into columns 0.. of slot `a`, ops of one's own
+// behind it over 64 columns, and logits of what the last of them writes.
+class Chain {
+ public:
+  explicit Chain(uint32_t num_outputs) {
+    PlanHeader& h = plan_.header;
+    h.vocab_size = h.hidden_size = kWidth;
+    h.num_layers = h.num_heads = h.num_kv_heads = 1;
+    h.head_dim = h.tokens_per_block = 8;
+    h.max_batch_size = 4;
+    h.max_num_tokens = h.max_input_len = h.max_seq_len = 64;
+    x_ = plan_.Slot(kRowsTokens, kWidth);
+    a = plan_.Slot(kRowsTokens, 160);
+    b = plan_.Slot(kRowsTokens, 160);
+    c = plan_.Slot(kRowsTokens, 160);
+    const int32_t table = Weight("table", kWidth);
+    for (int32_t slot : {x_, c}) {
+      OpRecord& embed = plan_.Op(kOpEmbed, "embed");
+      embed.out = {slot, 0};
+      embed.tensors[0] = table;
+      embed.f[0] = 1;
+    }
+    Product({x_, 0}, Weight("weight", num_outputs), {a, 0});
+    vector_ = plan_.Tensor("vector", PackMatrix(random_.Floats(kWidth), 1, kWidth, kF32, 0, true));
+  }
+
+  void Mul(View in, View out) {
+    OpRecord& op = Op(kOpMulVector, in, {-1, 0}, out);
+    op.tensors[0] = vector_;
+  }
+  void Add(View in, View other, View out) { Op(kOpAdd, in, other, out); }
+  void Glu(View gate, View up, View out) { Op(kOpGlu, gate, up, out); }
+
+  // The number of fused phases is as wanted, and steps by several threads give the bits of one.
+  void Check(size_t num_fused) {
+    const View last = plan_.ops.back().out;
+    const int32_t rows = plan_.Slot(kRowsLogits, kWidth), logits = plan_.Slot(kRowsLogits, kWidth);
+    Op(kOpGatherRows, last, {-1, 0}, {rows, 0});
+    Product({rows, 0}, Weight("logits", kWidth), {logits, 0});
+    plan_.header.logits_slot = static_cast<uint32_t>(logits);
+    const TempFile file;
+    file.Write(plan_.Bytes());
+    const auto apart = Make(file.path(), nullptr, 1, false),
+               fused = Make(file.path(), nullptr, 2, true);
+    CHECK(fused->num_fused() == num_fused);
+    Steps steps(apart->Describe(), 1);
+    apart->Open(steps.num_blocks());
+    fused->Open(steps.num_blocks());
+    for (uint32_t i = 0; i < 100; ++i) {
+      steps.Rewind(0, 0);
+      const psm_batch& batch = steps.Next({i % 3 == 0 ? 1 : 40}, i, true);
+      const float* want = apart->Step(batch);
+      CHECK(memcmp(want, fused->Step(batch), kWidth * sizeof(float)) == 0);
+    }
+  }
+
+  int32_t a, b, c;  // slots of 160 columns; c holds the tokens' embedding from column 0 on
+
+ private:
+  static constexpr uint32_t kWidth = 64;
+  int32_t Weight(const char* name, uint32_t n) {
+    return plan_.Tensor(name, PackMatrix(random_.Floats(size_t{n} * kWidth), n, kWidth, kF32, 0));
+  }
+  OpRecord& Op(uint32_t code, View in, View other, View out) {
+    OpRecord& op = plan_.Op(code, "op");
+    op.in[0] = in;
+    op.in[1] = other;
+    op.out = out;
+    op.i[0] = kWidth;
+    return op;
+  }
+  void Product(View in, int32_t weight, View out) {
+    OpRecord& op = Op(kOpLinear, in, {-1, 0}, out);
+    op.i[0] = 0;
+    op.i[1] = kInputFloat;
+    op.tensors[0] = weight;
+  }
+
+  PlanBuilder plan_;
+  Random random_{3};
+  int32_t x_, vector_;
+};
+
+// What an item reads or writes of another's columns keeps ops apart, wherever it comes from.
+void CheckHazards() {
+  {  // each item its own columns, also of older values
+    Chain chain(64);
+    chain.Mul({chain.a, 0}, {chain.b, 16});
+    chain.Add({chain.b, 16}, {chain.a, 0}, {chain.b, 16});
+    chain.Add({chain.c, 0}, {chain.b, 16}, {chain.a, 80});
+    chain.Check(3);
+  }
+  {  // columns of the product that other items compute
+    Chain chain(64);
+    chain.Mul({chain.a, 0}, {chain.b, 0});
+    chain.Add({chain.b, 0}, {chain.a, 16}, {chain.b, 0});
+    chain.Check(1);
+  }
+  {  // columns that other items' ops have written before
+    Chain chain(64);
+    chain.Mul({chain.a, 0}, {chain.b, 16});
+    chain.Mul({chain.b, 16}, {chain.a, 80});
+    chain.Add({chain.a, 80}, {chain.b, 0}, {chain.a, 80});
+    chain.Check(2);
+  }
+  {  // writes what other items' product writes and their ops read
+    Chain chain(64);
+    chain.Mul({chain.a, 0}, {chain.b, 0});
+    chain.Add({chain.b, 0}, {chain.c, 0}, {chain.a, 16});
+    chain.Check(1);
+  }
+  {  // writes what other items still read beside their columns
+    Chain chain(64);
+    chain.Add({chain.a, 0}, {chain.c, 0}, {chain.b, 0});
+    chain.Mul({chain.b, 0}, {chain.c, 32});
+    chain.Check(1);
+  }
+  {  // behind a pair of halves: each item has both
+    Chain chain(128);
+    chain.Glu({chain.a, 0}, {chain.a, 64}, {chain.b, 0});
+    chain.Add({chain.b, 0}, {chain.a, 64}, {chain.b, 0});
+    chain.Check(2);
+  }
+  {
+    Chain chain(128);
+    chain.Glu({chain.a, 0}, {chain.a, 64}, {chain.b, 0});
+    chain.Add({chain.b, 0}, {chain.a, 16}, {chain.b, 0});
+    chain.Check(1);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CheckAllFused();
+  CheckHazards();
   const int count = argc > 1 ? atoi(argv[1]) : 60;
   Random random(argc > 2 ? strtoull(argv[2], nullptr, 10) : 1);
   for (const KernelTable* kernels : UsableTables()) {

@@ -403,7 +403,7 @@ void TakesNone(const std::string& path, const psm_cpu_options* options, const ch
 }
 
 void CheckOptions(const std::string& path) {
-  psm_cpu_options options;
+  psm_cpu_options options = {};
   psm_cpu_options_init(&options);
   CHECK(options.max_adapters == 8 && options.max_adapter_rank == 64);
   psm_executor e;

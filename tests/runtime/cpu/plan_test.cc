@@ -87,7 +87,7 @@ TinyShape SmallShape() {
 // opened.
 bool OpenAndStep(const std::string& path, bool only_open) {
   psm_executor executor;
-  psm_cpu_options options;
+  psm_cpu_options options = {};
   psm_cpu_options_init(&options);
   options.num_threads = 1;
   const psm_status status = psm_cpu_executor_create(path.c_str(), &options, &executor);
@@ -115,10 +115,14 @@ bool OpenAndStep(const std::string& path, bool only_open) {
     batch.cu_query_lens = cu;
     batch.block_table = table;
     batch.logits_rows = &row;
+    psm_candidate candidates[4];
+    batch.num_candidates = info.samples_rows == PSM_SAMPLES_CANDIDATES ? 4 : 0;
+    batch.candidates = candidates;
     const float* logits = nullptr;
     if (executor.step(executor.self, &batch, &logits) == PSM_OK) {
       volatile float sum = 0;
       for (int32_t i = 0; i < info.vocab_size; ++i) sum = sum + logits[i];
+      if (batch.num_candidates > 0) CHECK(candidates[0].token_id < info.vocab_size);
     }
   }
   executor.close(executor.self);
@@ -469,6 +473,8 @@ void Mutate(int count, uint64_t seed) {
       shape.with_zeros = shape.dtype == kI4 && shape.input == kInputFloat;
       shape.by_group = shape.group_size != 0 && variant % 4 == 0;
       shape.pre_scale = variant % 2 == 0;
+      shape.plain_logits = variant % 3 != 0;  // with candidates
+      shape.split_logits = variant % 3 == 2;
       shape.round = integer ? -1 : variant % 3 == 2 ? kRoundF8 : kRoundInt8;
       if (shape.dtype == kF4) {
         shape.round = kRoundF4;

@@ -14,6 +14,7 @@
 #include "clock.h"
 #include "count_allocations.h"
 #include "driver.h"
+#include "isas.h"
 #include "tiny_model.h"
 
 using namespace plansmith::cpu;
@@ -264,7 +265,7 @@ void TestOlderCallers(const std::string& path) {
                  sizeof(executor) - old_table) == 0);
     executor.close(executor.self);
   }
-  options.struct_size = PSM_CPU_OPTIONS_SIZE;
+  options.struct_size = PSM_SIZE_UP_TO_(psm_cpu_options, profile);
   options.weights = PSM_WEIGHTS_MAPPED;
   options.profile = 0;
   CHECK_OK(psm_cpu_executor_create(path.c_str(), &options, &executor));
@@ -281,7 +282,7 @@ void TestOlderCallers(const std::string& path) {
 }
 
 void TestTheEngineHandsItOut(const std::string& path) {
-  psm_cpu_options options;
+  psm_cpu_options options = {};
   psm_cpu_options_init(&options);
   options.struct_size = PSM_CPU_OPTIONS_SIZE;
   options.weights = PSM_WEIGHTS_AUTO;
@@ -331,7 +332,7 @@ psm_status FailToProfile(void*, psm_op_profile*, size_t, size_t* num_ops) {
 // An executor of somebody else's may fail as it likes: that is the executor's failure.
 void TestAnotherExecutorsFailure(const std::string& path) {
   psm_executor executor;
-  psm_cpu_options options;
+  psm_cpu_options options = {};
   psm_cpu_options_init(&options);
   options.struct_size = PSM_CPU_OPTIONS_SIZE;
   options.weights = PSM_WEIGHTS_AUTO;
@@ -355,6 +356,10 @@ void TestPeaks() {
   CHECK(psm_cpu_measure_peaks(-1, nullptr, &peaks) == PSM_ERROR_INVALID_ARGUMENT);
   CHECK(psm_cpu_measure_peaks(1, "sse9", &peaks) == PSM_ERROR_INVALID_ARGUMENT);
   CHECK(peaks.read_bytes_per_s == 0);
+  for (const KernelTable* kernels : UsableTables()) {  // what a table has no use for is no peak
+    CHECK_OK(psm_cpu_measure_peaks(1, kernels->name, &peaks));
+    CHECK((peaks.bf16_ops_per_s > 0) == kernels->has_bf16_dots);
+  }
   CHECK_OK(psm_cpu_measure_peaks(1, nullptr, &peaks));
   CHECK(peaks.num_threads == 1 && peaks.struct_size == PSM_CPU_PEAKS_SIZE);
   CHECK(peaks.read_bytes_per_s > 0 && peaks.read_sustained_bytes_per_s > 0);

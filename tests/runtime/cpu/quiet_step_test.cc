@@ -30,6 +30,7 @@ struct Run {
       : executor(path, threads, false, nullptr, LoraLimits{0, 0}, WeightsIn::kAuto, false),
         steps(executor.Describe(), 4) {
     CHECK(shape.max_tokens == 64);
+    if (shape.plain_logits) steps.WantCandidates(7);
     executor.Open(steps.num_blocks());
   }
   // One token, four sequences, a long prompt, a mix of both; no logits at all.
@@ -39,6 +40,8 @@ struct Run {
       const psm_batch& batch = steps.Next(*counts, 7, counts != &mixed);
       const float* logits = executor.Step(batch);
       sum += batch.num_logits_rows > 0 ? logits[0] : 0;
+      CHECK(batch.num_logits_rows == 0 || batch.num_candidates == 0 ||
+            (batch.candidates[6].token_id >= 0 && logits[0] <= batch.candidates[0].logit));
     }
   }
 
@@ -135,6 +138,8 @@ int main() {
     shape.group_size = 8;
     shape.by_group = true;
     shape.inner = 64;
+    Check(shape, threads);
+    shape.plain_logits = true;  // with candidates
     Check(shape, threads);
     shape.kv_format = kKvI8;
     shape.gather_early = true;

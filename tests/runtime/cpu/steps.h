@@ -25,10 +25,13 @@ class Steps {
     for (auto* v : {&query_lens_, &kv_lens_}) v->reserve(n);
     cu_.reserve(n + 1);
     table_.reserve(n * static_cast<size_t>(num_columns_));
+    candidates_.resize(n * PSM_MAX_CANDIDATES);
   }
 
   int32_t num_blocks() const { return num_columns_ * static_cast<int32_t>(done_.size()); }
   int32_t done(size_t seq) const { return done_[seq]; }
+  // How many candidates of each row the next steps want; needs PSM_SAMPLES_CANDIDATES.
+  void WantCandidates(int32_t num) { num_candidates_ = num; }
   void Rewind(size_t seq, int32_t done) { done_[seq] = done; }
 
   // The next counts[i] tokens of sequence i, their ids a function of `seed`; logits of the last of
@@ -65,6 +68,8 @@ class Steps {
     batch_.cu_query_lens = cu_.data();
     batch_.block_table = table_.data();
     batch_.logits_rows = logits_rows_.data();
+    batch_.num_candidates = num_candidates_;
+    batch_.candidates = candidates_.data();
     return batch_;
   }
 
@@ -73,6 +78,8 @@ class Steps {
   const int32_t num_columns_;
   std::vector<int32_t> done_;
   std::vector<int32_t> ids_, positions_, query_lens_, kv_lens_, cu_, table_, logits_rows_;
+  int32_t num_candidates_ = 0;
+  std::vector<psm_candidate> candidates_;  // [R, num_candidates_]
   psm_batch batch_ = {};
 };
 

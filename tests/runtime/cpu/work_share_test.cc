@@ -1,5 +1,5 @@
-// Items of stages: each taken once, whoever is late, and a stage's results seen by the next; the
-// number of a stage may wrap around.
+// Items of stages: each taken once, whoever is late, and a stage's results seen by the next, also
+// where numbers of stages are large and where they begin anew.
 //
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/work_share.h"
@@ -42,39 +42,53 @@ void Walk(WorkShare* share, Stages* stages, uint32_t base, uint32_t thread_idx) 
   }
 }
 
-void Check(uint32_t num_threads, uint32_t base) {
+// 500 stages by all threads, the first of them number `base`.
+void WalkAll(WorkShare* share, uint32_t num_threads, uint32_t base) {
   std::vector<uint32_t> counts;
   for (uint32_t s = 0; s < 500; ++s) counts.push_back(s * 2654435761u % 13);
   Stages stages(counts);
-  WorkShare share(static_cast<int>(num_threads));
-  for (uint32_t n : {0u, 1u, 7u, 1000u}) {
-    CHECK(share.FirstOf(0, n) == 0 && share.FirstOf(num_threads, n) == n);
-  }
-  // A share's counters begin at stage 0: to where `base` is the next, in steps below 2^31.
-  for (uint32_t stage : {0x70000000u, 0xE0000000u}) {
-    if (base < stage) continue;
-    uint32_t num_tried = 0;
-    while (share.Claim(0, stage, num_threads, &num_tried) < num_threads) {
-    }
-    CHECK(share.Finish(stage, num_threads) == num_threads);
-  }
   std::vector<std::thread> threads;
   for (uint32_t i = 1; i < num_threads; ++i) {
-    threads.emplace_back([&, i] { Walk(&share, &stages, base, i); });
+    threads.emplace_back([&, i] { Walk(share, &stages, base, i); });
   }
-  Walk(&share, &stages, base, 0);
+  Walk(share, &stages, base, 0);
   for (std::thread& thread : threads) thread.join();
   for (const std::vector<int>& times_run : stages.times_run) {
     for (int times : times_run) CHECK(times == 1);
   }
 }
 
+void Check(uint32_t num_threads) {
+  WorkShare share(static_cast<int>(num_threads));
+  for (uint32_t n : {0u, 1u, 7u, 1000u}) {
+    CHECK(share.FirstOf(0, n) == 0 && share.FirstOf(num_threads, n) == n);
+  }
+  WalkAll(&share, num_threads, 1);
+  WalkAll(&share, num_threads, UINT32_MAX - 500);
+  share.Restart();
+  WalkAll(&share, num_threads, 1);
+}
+
+// One item in every stage: the second thread's part is not touched for longer than half of the
+// numbers, then has an item again.
+void CheckIdlePart() {
+  WorkShare share(2);
+  for (uint32_t stage : {1u, 0x70000000u, 0xE0000000u}) {
+    uint32_t num_tried = 0;
+    CHECK(share.Claim(1, stage, 1, &num_tried) == 0);
+    CHECK(share.Finish(stage, 1) == 1 && share.IsDone(stage, 1));
+    CHECK(share.Claim(1, stage, 1, &num_tried) == 1);
+  }
+  uint32_t num_tried = 0;
+  CHECK(share.Claim(0, 0xE0000001u, 2, &num_tried) == 0);
+  CHECK(share.Claim(0, 0xE0000001u, 2, &num_tried) == 1);
+  CHECK(!share.IsDone(0xE0000001u, 2) && share.Finish(0xE0000001u, 2) == 2);
+}
+
 }  // namespace
 
 int main() {
-  for (uint32_t num_threads : {1u, 2u, 3u, 5u}) {
-    Check(num_threads, 1);
-    Check(num_threads, UINT32_MAX - 250);
-  }
+  for (uint32_t num_threads : {1u, 2u, 3u, 5u}) Check(num_threads);
+  CheckIdlePart();
   return 0;
 }

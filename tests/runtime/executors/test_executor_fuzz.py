@@ -50,7 +50,7 @@ CALLS += ("cuStreamEndCapture", "cuMemcpyDtoHAsync", "cuMemcpy3DAsync", "cuCtxPu
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 80))]
+    "seed", [*range(4), 22, *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 80) if n != 22)]
 )
 def test_whatever_fails_every_request_ends(rtx_engine: GetEngine, seed: int) -> None:
     """Calls and work fail in the middle, while the engine's own thread runs: words for each request, and no leak."""

@@ -171,6 +171,16 @@ def test_a_capture_that_fails_is_the_last_one(work: Work) -> None:
     assert work.result() == 6  # the stream has left its capture
 
 
+@pytest.mark.parametrize("error", [None, "CUDA_ERROR_OUT_OF_MEMORY"])
+def test_a_context_whose_run_cannot_be_waited_for_goes_in_the_end(work: Work, error: str | None) -> None:
+    graphs, bucket = DecodeGraphs[Ctx](work.context), Bucket(1, 1)
+    step(graphs, work, bucket)
+    work.fake.calls.fail("cuStreamSynchronize", error=error)
+    assert not step(graphs, work, bucket, fails=CudaError("not in a capture"))
+    assert graphs.failure == "not in a capture" and len(graphs) == 0 and Ctx.live == 1
+    close(graphs, work)
+
+
 def test_a_context_that_cannot_be_made_is_done_without(work: Work) -> None:
     graphs, bucket = DecodeGraphs[Ctx](work.context), Bucket(1, 1)
 

@@ -161,15 +161,33 @@ def test_blocks_that_are_not_there_are_not_copied(context: Context, stream: Any)
     pools.close()
 
 
+@pytest.mark.parametrize("error", [None, "CUDA_ERROR_OUT_OF_MEMORY"])
+@pytest.mark.parametrize("num_failed_waits", [0, 1, 2])
 def test_a_buffer_without_its_event_is_not_written_before_it_was_read(
-    fake: FakeCuda, context: Context, stream: Any
+    fake: FakeCuda, context: Context, stream: Any, num_failed_waits: int, error: str | None
 ) -> None:
-    """The event behind a copy fails: the copy has ended all the same when its buffer comes round again."""
+    """The event behind a copy fails, and waits for the stream: its buffer is left alone until one has succeeded."""
     staging = Staging(context, 256)
-    fake.calls.fail("cuEventRecord")
+    fake.calls.fail("cuEventRecord", error=error)
     with pytest.raises(CudaError, match="cuEventRecord"):
         staging.send({"a": np.full(64, 7, np.int32)}, stream)
-    for n in range(NUM_BUFFERS + 1):
-        address = staging.send({"a": np.full(64, n, np.int32)}, stream)["a"]
-    assert (read(context, address, 256, stream).view(np.int32) == NUM_BUFFERS).all()
+    for n in range(num_failed_waits):
+        fake.calls.fail("cuStreamSynchronize", nth=n + 1, error=error)
+    num_failed = 0
+    for n in range(NUM_BUFFERS * (num_failed_waits + 1)):
+        try:
+            address = staging.send({"a": np.full(64, n, np.int32)}, stream)["a"]
+        except CudaError as failure:
+            assert "cuStreamSynchronize" in str(failure)
+            num_failed += 1
+    assert num_failed == num_failed_waits
+    assert (read(context, address, 256, stream).view(np.int32) == n).all()
     staging.close()
+
+
+def test_a_driver_without_memory_is_both_kinds_of_error(fake: FakeCuda, context: Context) -> None:
+    """Any call may say so, and whoever handles what the driver refuses must not miss it."""
+    fake.calls.fail("cuEventCreate", error="CUDA_ERROR_OUT_OF_MEMORY")
+    with pytest.raises(CudaError, match="CUDA_ERROR_OUT_OF_MEMORY") as raised:
+        context.event()
+    assert isinstance(raised.value, OutOfMemoryError)
