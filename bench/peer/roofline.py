@@ -35,7 +35,7 @@ def bits_of(variant: str) -> int:
 
 
 def measure_peaks(threads: int) -> dict[str, Any]:
-    """Return what so many cores can do at most, with the instructions that plansmith's kernels use here. Takes a second.
+    """Return what so many cores can do at most, with the instructions of plansmith's kernels. Takes a second.
 
     {"read_gb_s", "read_sustained_gb_s", "fma_gflop_s", "bf16_gflop_s", "int8_gop_s", "threads"}; what the processor has
     no instructions for is 0
