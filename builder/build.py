@@ -112,6 +112,11 @@ def plan_build(
     recipe = choose_precision(precision, opened, found).in_groups(group_size)
     recipe = with_kv_cache(recipe, kv_cache_dtype, opened, found)
     draft_recipe = None if draft is None else draft_precision(draft, recipe)
+    if draft_recipe is not None and made.max_num_tokens < 2:
+        raise InvalidArgumentError(
+            f"--max_num_tokens is {made.max_num_tokens}, and a step that verifies a draft's tokens holds at least 2; "
+            "raise it, or leave --draft out"
+        )
     refused: dict[str, Error] = {}
     for target in found:
         try:

@@ -161,7 +161,7 @@ def _check_destination(out_dir: pathlib.Path, marker: str) -> None:
         raise InvalidArgumentError(f"{parent} is no directory, so nothing can go below it; give another -o")
     _check_writable(parent)
     longest = os.pathconf(parent, "PC_NAME_MAX") - _BESIDE_BYTES
-    if len(os.fsencode(out_dir.name)) > longest:
+    if 0 < longest < len(os.fsencode(out_dir.name)):  # some file systems tell none
         raise InvalidArgumentError(
             f"{out_dir} has a name of more than {longest} bytes, and files beside it have longer ones; give another -o"
         )

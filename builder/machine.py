@@ -47,10 +47,15 @@ def available_memory_bytes() -> int:
             available = int(line.split()[1]) * 1024
     try:
         limit = pathlib.Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = pathlib.Path("/sys/fs/cgroup/memory.current").read_text().strip()
-    except OSError:
+        used = int(pathlib.Path("/sys/fs/cgroup/memory.current").read_text())
+        stat = pathlib.Path("/sys/fs/cgroup/memory.stat").read_text()
+        values = dict(line.split() for line in stat.splitlines())
+        limit_bytes = 1 << 62 if limit == "max" else int(limit)
+    except (OSError, ValueError):
         return available
-    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+    # Pages of files can go, and a build has just read a checkpoint.
+    files = sum(int(values.get(f"{name}_file", 0)) for name in ("active", "inactive"))
+    return min(available, max(0, limit_bytes - max(0, used - files)))
 
 
 def peak_rss_bytes() -> int:

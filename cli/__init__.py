@@ -21,13 +21,15 @@ def _prepare() -> None:
     """Import the commands' own module, which takes a while, with a Ctrl-C that cannot get lost in it."""
     import signal  # here, where an interrupt is seen to
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else somebody ignores Ctrl-C, or has an answer to it
+    # Unless somebody ignores Ctrl-C, or has an answer to it.
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
         signal.signal(signal.SIGINT, _leave)
     try:
         from . import _app  # noqa: F401
     finally:
-        signal.signal(signal.SIGINT, before)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(*_signal: object) -> None:

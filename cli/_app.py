@@ -134,8 +134,14 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
     plain = sys.__stdout__
     if plain is not None and plain is sys.stdout and plain.fileno() == 1:
-        binary = io.BufferedWriter(_StandardOutput(1, "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(binary, plain.encoding, line_buffering=plain.line_buffering)
+        raw = _StandardOutput(1, "w", closefd=False)
+        unbuffered = plain.write_through  # python -u
+        sys.stdout = io.TextIOWrapper(
+            raw if unbuffered else io.BufferedWriter(raw),
+            plain.encoding,
+            line_buffering=plain.line_buffering,
+            write_through=unbuffered,
+        )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

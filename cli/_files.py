@@ -77,7 +77,7 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:  # else its text is all it has
             error.filename = str(path)
         raise
 

@@ -57,7 +57,10 @@ KvCacheFraction = Annotated[
     ),
 ]
 Threads = Annotated[
-    int, typer.Option("--threads", min=0, max=1024, help="Threads of the cpu target; 0 = one a core.")
+    int,
+    typer.Option(
+        "--threads", min=0, max=1024, help="Threads of the cpu target; 0 = one a core that may be used."
+    ),
 ]
 
 

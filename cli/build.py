@@ -52,7 +52,8 @@ def build(
         typer.Option(
             "--draft",
             help="Also the same model at this smaller precision, e.g. int4: it drafts for the first, whose tokens "
-            "come faster and stay the same. none = without. Default: as the directory has it.",
+            "come faster and stay the same; in groups of its own default size. none = without. Default: as the "
+            "directory has it.",
         ),
     ] = None,
     group_size: Annotated[
@@ -61,7 +62,7 @@ def build(
             "--group-size",
             help="Of --precision int8 and int4: the most columns of a weight that share a scale, 32, 64 or 128; on cpu "
             "of an input too. More are a little faster and smaller, and round more coarsely. Default: 32 on cpu; on "
-            "GPUs int4 128, and int8 has one scale an output.",
+            "GPUs int4 128, and int8 has one scale an output; also where the directory has other ones.",
         ),
     ] = None,
     weight_streaming: Annotated[

@@ -56,7 +56,7 @@ def evaluate(
     sensitivity_tokens: Annotated[
         int, typer.Option(min=8, help="Tokens of the text that each layer is measured on.")
     ] = 256,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 = one a core.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 = one a core that may be used.")] = 0,
     weights: Weights = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page for people to this file.")] = None,

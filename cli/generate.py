@@ -13,6 +13,7 @@ from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import InvalidArgumentError
 from . import _options as options
 from ._chat import run_chat
+from ._files import check_output
 from ._guided import guided_params, load_adapters
 from ._lines import completion_fields, run_lines
 from ._output import print_json
@@ -200,6 +201,8 @@ def _check_modes(
         raise InvalidArgumentError(
             f"{' and '.join(given)} are different ways to give prompts; use one of them"
         )
+    if output_file is not None and str(output_file) != "-":
+        check_output("--output", output_file)
     if output_file is not None and input_file is None:
         raise InvalidArgumentError(
             "--output holds the answers of --input; give --input, or redirect the output"

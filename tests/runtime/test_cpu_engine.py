@@ -106,6 +106,26 @@ def test_options_reach_the_engine(tiny_engine: GetPath) -> None:
         Engine.open(tiny_engine("llama"), isa="sse9")
 
 
+@pytest.mark.parametrize("how", ["alone", "ngram", "int8"])
+def test_steps_of_fewer_tokens_than_requests_carry_as_many(tiny_engine: GetPath, how: str) -> None:
+    drafts = {"alone": {}, "ngram": {"speculation": "ngram", "ngram_min": 1, "max_draft_len": 1}}
+    asked: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 2}
+    asked |= drafts[how] if how in drafts else {"draft": tiny_engine("llama", how), "max_draft_len": 1}
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    with Engine.open(tiny_engine("llama"), num_threads=2, **asked) as engine:
+        assert (engine.model_info.max_batch_size, engine.model_info.max_num_tokens) == (2, 2)
+        few = [output.token_ids for output in engine.generate(PROMPTS, params)]
+    with Engine.open(tiny_engine("llama"), num_threads=2) as engine:
+        assert few == [output.token_ids for output in engine.generate(PROMPTS, params)]
+
+
+def test_no_draft_fits_steps_of_one_token(tiny_engine: GetPath) -> None:
+    with pytest.raises(
+        errors.InvalidArgumentError, match="is 1; turn speculation off, or give --max-num-tokens 2"
+    ):
+        Engine.open(tiny_engine("llama"), speculation="ngram", max_batch_size=1, max_num_tokens=1)
+
+
 @pytest.fixture
 def copy(tiny_engine: GetPath, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_engine("llama"), tmp_path / "engine"))

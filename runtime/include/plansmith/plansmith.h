@@ -375,7 +375,8 @@ enum {
 /* Options of the built-in CPU executor. */
 typedef struct psm_cpu_options {
   size_t struct_size;
-  int32_t num_threads;  /* threads of the fixed pool, the calling thread included; 0 = all cores */
+  int32_t num_threads;  /* threads of the fixed pool, the calling thread included; 0 = one
+                           a core that this process may use: affinity, quotas of its control group */
   int32_t pin_threads;  /* 1: pin thread i to the i-th core this process may use; default 0 */
   const char* isa;      /* NULL = the best this machine has; else "portable", "avx2", "avx512vnni",
                          * "avx512bf16" or "amx" (x86), "portable" or "neon" (aarch64, with dot
@@ -897,9 +898,9 @@ typedef struct psm_cpu_peaks {
 } psm_cpu_peaks;
 
 /* Measure them, with the instructions of an isa (as psm_cpu_options.isa; NULL = the best) on
- * num_threads threads (0 = all cores), each the best of many tries: about a second. The caller
- * sets peaks->struct_size. INVALID_ARGUMENT, UNSUPPORTED (the isa), OUT_OF_MEMORY. Any thread; what
- * else runs on the machine at the time takes its share. */
+ * num_threads threads (0 = one a core that may be used), each the best of many tries: about a
+ * second. The caller sets peaks->struct_size. INVALID_ARGUMENT, UNSUPPORTED (the isa),
+ * OUT_OF_MEMORY. Any thread; what else runs on the machine at the time takes its share. */
 PSM_API psm_status psm_cpu_measure_peaks(int32_t num_threads, const char* isa,
                                          psm_cpu_peaks* peaks);
 

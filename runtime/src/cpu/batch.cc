@@ -45,8 +45,10 @@ void BatchPlaces::CheckCounts(const psm_batch& batch) const {
                    batch.struct_size, PSM_BATCH_SIZE_1_2));
   }
   if (batch.num_tokens < 1 || batch.num_tokens > model_.max_num_tokens) {
-    Shape(Format("num_tokens is %d, the plan takes 1 to %d; rebuild with another --max-num-tokens",
-                 batch.num_tokens, model_.max_num_tokens));
+    Shape(
+        Format("num_tokens is %d, the executor takes 1 to %d; make it with another max_num_tokens, "
+               "or build the plan with another --max-num-tokens",
+               batch.num_tokens, model_.max_num_tokens));
   }
   if (batch.num_seqs < 1 || batch.num_seqs > model_.max_batch_size) {
     Shape(Format("num_seqs is %d, the plan takes 1 to %d; rebuild with another --max-batch-size",

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,18 @@ namespace cpu {
 // A file's text, empty when there is no such file.
 using ReadText = std::function<std::string(const std::string& path)>;
 
-// The first 16 KiB, more than the kernel's tables of numbers have.
+// The first 256 KiB, more than the kernel's tables have.
 inline std::string SmallFile(const std::string& path) {
-  std::string text(16 << 10, '\0');
+  std::string text(256 << 10, '\0');
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return "";
-  const ssize_t n = read(fd, &text[0], text.size());
+  size_t bytes = 0;
+  for (ssize_t n = 1; n > 0 && bytes < text.size();) {
+    n = read(fd, &text[bytes], text.size() - bytes);
+    if (n > 0) bytes += static_cast<size_t>(n);
+  }
   close(fd);
-  text.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  text.resize(bytes);
   return text;
 }
 
@@ -46,11 +51,24 @@ inline uint64_t NumberIn(const std::string& text, const std::string& name, uint6
                                  : FirstNumber(text.substr(at + name.size()), otherwise);
 }
 
+// Which group is the outermost that can be seen at `point`, "/" where no mount is told: within a
+// container that may be its own, which the host, and so /proc/self/cgroup, calls /docker/<id>.
+inline std::string MountedGroup(const ReadText& read, const std::string& point) {
+  std::istringstream mounts(read("/proc/self/mountinfo"));
+  for (std::string line; std::getline(mounts, line);) {  // id parent device root point ..
+    std::istringstream words(line);
+    std::string skipped, root, at;
+    if (words >> skipped >> skipped >> skipped >> root >> at && at == point) return root;
+  }
+  return "/";
+}
+
 // The folders of this process's group and those around it, innermost first. Version 1 has one tree
-// a controller, version 2 one for all, and its name is empty. Within a container the path may be as
-// the host sees it, of which only the outermost folder is there.
+// a controller, version 2 one for all, and its name is empty. Where the path is not below the group
+// that is mounted, only the outermost folder may be there.
 inline std::vector<std::string> GroupFolders(const ReadText& read, const std::string& controller) {
   const std::string root = "/sys/fs/cgroup" + (controller.empty() ? "" : "/" + controller);
+  const std::string mounted = MountedGroup(read, root) + "/";
   const std::string groups = read("/proc/self/cgroup");
   std::vector<std::string> folders;
   for (size_t at = 0, end; at < groups.size(); at = end + 1) {  // number:controllers:path
@@ -61,6 +79,9 @@ inline std::vector<std::string> GroupFolders(const ReadText& read, const std::st
     const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
     std::string path = line.substr(second + 1);
     if (names.find("," + controller + ",") == std::string::npos || path.find('/') != 0) continue;
+    if (mounted.size() > 2 && (path + "/").compare(0, mounted.size(), mounted) == 0) {
+      path.erase(0, mounted.size() - 1);
+    }
     for (; path.size() > 1; path.resize(path.rfind('/'))) folders.push_back(root + path);
   }
   folders.push_back(root);
@@ -104,6 +125,7 @@ inline uint64_t GroupMemoryLeft(const ReadText& read) {
   };
   for (const std::string& folder : GroupFolders(read, "")) {
     limit(folder, "/memory.max", "/memory.current", "");
+    limit(folder, "/memory.high", "/memory.current", "");  // beyond it everything slows down
   }
   for (const std::string& folder : GroupFolders(read, "memory")) {
     limit(folder, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_");

@@ -24,7 +24,6 @@ bool IsF8(const OpRecord& linear) { return linear.i[1] >= kInputF8Row; }
 // would take more than the weights where nobody ever asks for them.
 PlanHeader Narrowed(PlanHeader model, int32_t max_num_tokens) {
   if (max_num_tokens > 0) model.max_num_tokens = std::min(model.max_num_tokens, max_num_tokens);
-  model.max_batch_size = std::min(model.max_batch_size, model.max_num_tokens);
   return model;
 }
 

@@ -29,6 +29,9 @@ namespace {
 // that memory first, so a few threads read at once.
 constexpr size_t kPieceBytes = 4 * kHugePageBytes;
 constexpr size_t kMaxReaders = 8;
+// Of weights nobody insists on in memory, what is left for pools and activations, which are touched
+// later.
+constexpr size_t kSpareBytes = 256u << 20;
 
 bool HugePagesOffered() {
   const std::string text = SmallFile("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -102,8 +105,8 @@ bool PlanMemory::TakeMemory(WeightsIn weights) {
                       "/sys/kernel/mm/transparent_hugepage/enabled, or leave weights at auto");
   }
   const uint64_t available = AvailableBytes();
+  if (!must && bytes_ + std::max(kSpareBytes, bytes_ / 8) > available) return false;
   if (bytes_ > available) {
-    if (!must) return false;
     throw StatusError(
         PSM_ERROR_OUT_OF_MEMORY,
         Format("the weights of %s take %zu bytes, %llu are available; free memory, or "

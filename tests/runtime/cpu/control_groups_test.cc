@@ -45,6 +45,24 @@ void TestFolders() {
        std::vector<std::string>{root + "/cpu/docker/ab:cd", root + "/cpu/docker", root + "/cpu"}));
   CHECK((GroupFolders(Reader(files), "memory") ==
          std::vector<std::string>{root + "/memory/m", root + "/memory"}));
+  // Mounted is the container's own group, or one beside this process's.
+  for (const char* mounted : {"/docker/ab", "/docker/a"}) {
+    const Files inside = {
+        {"/proc/self/cgroup", "4:cpu:/docker/ab/sub\n"},
+        {"/proc/self/mountinfo", "30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n41 30 0:35 " +
+                                     std::string(mounted) +
+                                     " /sys/fs/cgroup/cpu rw,nosuid - cgroup cgroup rw,cpu\n"}};
+    const std::vector<std::string> found = GroupFolders(Reader(inside), "cpu");
+    if (std::string(mounted) == "/docker/ab") {
+      CHECK((found == std::vector<std::string>{root + "/cpu/sub", root + "/cpu"}));
+    } else {
+      CHECK(found.size() == 4 && found[0] == root + "/cpu/docker/ab/sub");
+    }
+  }
+  const Files whole = {
+      {"/proc/self/cgroup", "4:cpu:/docker/ab\n"},
+      {"/proc/self/mountinfo", "1 2 0:3 /docker/ab /sys/fs/cgroup/cpu rw - a b\n"}};
+  CHECK((GroupFolders(Reader(whole), "cpu") == std::vector<std::string>{root + "/cpu"}));
   // None told, or paths that are none: what lies outermost.
   for (const char* text : {"", "0::/", "0::", "0::a/b"}) {
     const Files other = {{"/proc/self/cgroup", text}};
@@ -97,6 +115,8 @@ void TestMemory() {
   files[root + "/a/memory.max"] = "900\n";
   files[root + "/a/memory.current"] = "450\n";
   CHECK(Left(files) == 450);
+  files[root + "/a/memory.high"] = "500\n";
+  CHECK(Left(files) == 50);
   const Files version1 = {
       {"/proc/self/cgroup", "3:memory:/docker/x\n"},
       {root + "/memory/docker/x/memory.limit_in_bytes", "5000\n"},

@@ -293,7 +293,7 @@ void CheckBadBatches(const std::string& path) {
   }
   BatchArrays a;
   a.Get()->num_tokens = 65;
-  Refused(&driver, &a.batch, PSM_ERROR_SHAPE, "num_tokens is 65, the plan takes 1 to 64");
+  Refused(&driver, &a.batch, PSM_ERROR_SHAPE, "num_tokens is 65, the executor takes 1 to 64");
   a.Get()->num_seqs = 9;
   Refused(&driver, &a.batch, PSM_ERROR_SHAPE, "num_seqs is 9");
   a.Get()->num_logits_rows = 4;
