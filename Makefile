@@ -184,7 +184,7 @@ bench-peer-quality: build $(VENV)/.test-deps  ## what rounding costs plansmith a
 bench-smoke: build $(VENV)/.test-deps  ## two quick rounds of the cpu target beside the last ones recorded (BENCH_FLAGS=--record)
 	$(PY) bench/smoke.py $(BENCH_FLAGS)
 
-bench-scaling: build $(VENV)/.test-deps  ## a decode step's time against batch and context, beside the roofline (20 minutes)
+bench-scaling: build $(VENV)/.test-deps  ## a decode step's time against batch and context, beside the roofline (five minutes)
 	$(PY) bench/scaling.py --store
 
 bench-runtime: build $(VENV)/.test-deps  ## prefix reuse, speculation, structured output, scheduler cost and policies

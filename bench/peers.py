@@ -73,6 +73,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--run-timeout", type=float, default=300.0, help="seconds a run may take")
     parser.add_argument("--store", action="store_true", help="write docs/results/peers.json and peers.md")
+    parser.add_argument("--name", default="", help="with --store: what the files' names end with besides")
     args = parser.parse_args(argv)
     args.tests = list(dict.fromkeys(test.strip() for test in args.tests.split(",") if test.strip()))
     if not args.tests:
@@ -96,6 +97,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.variants = variants.chosen(variants.all_variants(), wanted)
     except ValueError as error:
         parser.error(f"--variants: {error}")
+    if args.name and not (args.store and args.name.isidentifier()):
+        parser.error(f"--name {args.name!r}: letters, digits and _, together with --store")
     if args.store and args.quick:
         parser.error("--store --quick: a quick run is no result to keep; leave one of them out")
     return args
@@ -272,8 +275,8 @@ def publish(args: argparse.Namespace, head: dict[str, Any], run: driver.Driver, 
 
 
 def store(args: argparse.Namespace, text: str, values: dict[str, Any]) -> None:
-    """Write docs/results/peers[-model].json and the report beside it."""
-    name = f"peers{suffix(args.model)}"
+    """Write docs/results/peers[-model][-name].json and the report beside it."""
+    name = "-".join(filter(None, (f"peers{suffix(args.model)}", args.name)))
     common.store(name, values)
     (common.RESULTS / f"{name}.md").write_text(text)
 

@@ -45,6 +45,8 @@ LONG_S = 60.0
         (["--variants", ""], "--variants: '' names no variant; there are plansmith:int8"),
         (["--variants", "lama_cpp"], "--variants: no variant 'lama_cpp'; there are plansmith:int8"),
         (["--quick", "--store"], "a quick run is no result to keep"),
+        (["--name", "decode"], "together with --store"),
+        (["--store", "--name", "../x"], "letters, digits and _"),
         (["--model", "llama1b", "--variants", "openvino:q4_0"], "no variant 'openvino:q4_0'"),
     ],
 )
