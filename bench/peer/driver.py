@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from . import cases
+from .environment import BENCH
 from .machine import Others, available_memory
-from .roofline import ROOT
 from .session import PeerError, Session
 from .variants import Variant
 
@@ -101,8 +101,9 @@ class Driver:
     def _without_folders(self, text: str) -> str:
         """Return a text for a report: paths of the work folder and the repository without where those lie."""
         work = self.settings.work.resolve()
-        shown = work.relative_to(ROOT) if work.is_relative_to(ROOT) else Path(work.name)
-        return text.replace(f"{work}/", f"{shown}/").replace(f"{ROOT}/", "")
+        root = BENCH.parent
+        shown = work.relative_to(root) if work.is_relative_to(root) else Path(work.name)
+        return text.replace(f"{work}/", f"{shown}/").replace(f"{root}/", "")
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Install and convert each variant; what fails is left out."""

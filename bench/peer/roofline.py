@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .environment import BENCH
 from .session import Request
 
-ROOT = BENCH.parent
 _BITS = {
     "int4": 4,
     "q4_0": 4,

@@ -99,9 +99,9 @@ def test_an_engine_that_cannot_be_installed_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_the_repository_is_told_without_where_that_is(tmp_path: Path) -> None:
-    work = driver.ROOT / "build" / "peers"
+    work = driver.BENCH.parent / "build" / "peers"
     with driver.Driver(settings(work), lambda text: None) as run:
-        text = f"Command '['{work}/venv/bin/python', '{driver.ROOT}/demo']' failed; logs are in {work}/logs"
+        text = f"Command '['{work}/venv/bin/python', '{driver.BENCH.parent}/demo']' failed; logs are in {work}/logs"
         wanted = "Command '['build/peers/venv/bin/python', 'demo']' failed; logs are in build/peers/logs"
         assert run._without_folders(text) == wanted
 

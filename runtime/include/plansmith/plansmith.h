@@ -389,7 +389,7 @@ typedef struct psm_cpu_options {
   int32_t profile; /* 1: note the time of each op for psm_engine_profile, which costs less than
                       1 % of a step; default 0 */
   int32_t max_num_tokens; /* most tokens of a step, logits rows among them, for which it takes
-                             memory: the engine's; 0 = the plan's, above which there is no more */
+                             memory: the engine's; 0, or more than the plan's = the plan's */
   int32_t reserved;       /* 0 */
 } psm_cpu_options;
 
