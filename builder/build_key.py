@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .limits import Limits
@@ -51,21 +52,21 @@ def plan_limits(limits: Limits) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(limits).items() if name != "max_beam_width"}
 
 
-def target_key(
+def target_inputs(
     target: Target,
     fingerprint: str,
     spec: DecoderSpec,
     recipe: Precision,
     limits: Limits,
     weight_streaming: bool = False,
-) -> str:
-    """Return the sha256 over everything that goes into a target's plan.
+) -> dict[str, str]:
+    """Return everything that goes into a target's plan, flat: a name with dots -> its value as text.
 
     fingerprint : of the checkpoint, over its config and weights. The tokenizer is no part of a plan.
     """
     content = {
         "checkpoint": fingerprint,
-        "spec": dataclasses.asdict(spec),
+        "spec": _digest(dataclasses.asdict(spec)),  # follows from the checkpoint and max_seq_len
         "precision": dataclasses.asdict(recipe_for(target, recipe)),
         "limits": plan_limits(limits),
         "target": dataclasses.asdict(target),
@@ -75,4 +76,36 @@ def target_key(
         "sources": sources_digest(target.compiler),
         "weight_streaming": weight_streaming,
     }
+    return dict(_flat("", content))
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a JSON value; quantizations, which are long, by their hash."""
+    if isinstance(value, dict) and not name.endswith(".quantization"):
+        for key, one in sorted(value.items()):
+            yield from _flat(f"{name}.{key}" if name else key, one)
+    elif isinstance(value, dict):
+        yield name, _digest(value)
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def inputs_key(inputs: Mapping[str, str]) -> str:
+    """Return the sha256 over inputs: equal ones mean that doing the work again would give the same."""
+    return _digest(dict(inputs))
+
+
+def target_key(
+    target: Target,
+    fingerprint: str,
+    spec: DecoderSpec,
+    recipe: Precision,
+    limits: Limits,
+    weight_streaming: bool = False,
+) -> str:
+    """Return the key of a target's plan: over its inputs, see target_inputs."""
+    return inputs_key(target_inputs(target, fingerprint, spec, recipe, limits, weight_streaming))

@@ -19,6 +19,7 @@ from ..compiler_child import (
     set_memory_flags,
     write_plan,
 )
+from .fixed_layout import exec_with_fixed_layout
 
 
 def run(job: dict[str, Any], events: TextIO) -> None:
@@ -66,6 +67,7 @@ def _check_layers(trt: Any, network: Any, job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    exec_with_fixed_layout()
     code = serve(sys.argv, run)
     sys.stdout.flush()
     os._exit(code)  # the plan is whole: what the compiler does when it is torn down is of no interest

@@ -63,7 +63,7 @@ def compile_plan(
             onnx_path = Path(scratch) / "graph.onnx"
             save_lowered(model, onnx_path, causal=causal)
         else:
-            onnx_path = Path(model).absolute()
+            onnx_path = _linked(Path(model).absolute(), Path(scratch))
         plan = Path(scratch) / "model.plan"
         made = profiles.make_profiles(spec, limits, mixed=mixed)
         job, compute = _job(onnx_path, plan, limits, spec, target, made, weight_streaming)
@@ -120,8 +120,8 @@ def _job(
         return [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors]
 
     job = {
-        "onnx": str(onnx_path),
-        "plan": str(plan),
+        "onnx": str(onnx_path.relative_to(plan.parent)),  # see fixed_layout.py: not where the output lies
+        "plan": plan.name,
         "capabilities": list(target.capabilities),
         "inputs": listed(inputs),
         "outputs": listed(outputs),
@@ -131,6 +131,12 @@ def _job(
         "parent_pid": os.getpid(),
     }
     return job, compute
+
+
+def _linked(onnx_path: Path, scratch: Path) -> Path:
+    """Return the path of an ONNX file by a link to its directory, in which its weights are looked for."""
+    (scratch / "graph").symlink_to(onnx_path.parent, target_is_directory=True)
+    return scratch / "graph" / onnx_path.name
 
 
 def _pool_type(onnx_path: Path) -> str:
