@@ -29,7 +29,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # One thread a library: the tests run tiny models, where more threads only wait for each other.
 TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-SOURCES := $(shell find builder runtime plugins calibration serving triton_repo cli -type f -not -path '*/__pycache__/*')
+SOURCES := $(shell find builder runtime plugins calibration serving triton_repo cli sizing fleet -type f -not -path '*/__pycache__/*')
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan test-cross lint format typecheck \
@@ -52,7 +52,7 @@ $(VENV)/.made:
 
 # The package itself, as a wheel would install it, with what building and comparing engines takes.
 $(VENV)/.deps: $(VENV)/.made pyproject.toml
-	$(PIP) install `$(PY) tools/requirements.py rtx verify guided serve triton`
+	$(PIP) install `$(PY) tools/requirements.py rtx verify guided serve triton fleet`
 	@touch $@
 
 build/wheel/.made: $(VENV)/.made pyproject.toml CMakeLists.txt $(SOURCES)
@@ -156,7 +156,7 @@ format: $(VENV)/.dev-deps  ## ruff and clang-format, in place
 typecheck: $(VENV)/.dev-deps $(VENV)/.deps  ## mypy --strict
 	@mkdir -p build/pytree/plansmith && touch build/pytree/plansmith/py.typed
 	@printf '"""plansmith."""\n\n__version__ = "0"\n' > build/pytree/plansmith/__init__.py
-	@for d in builder runtime plugins calibration serving triton_repo cli; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
+	@for d in builder runtime plugins calibration serving triton_repo cli sizing fleet; do ln -sfn ../../../$$d build/pytree/plansmith/$$d; done
 	MYPYPATH=build/pytree $(PY) -m mypy --strict -p plansmith
 
 # ---------------------------------------------------------------- measurements

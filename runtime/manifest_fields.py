@@ -17,6 +17,7 @@ Reader = Callable[[Any, str], Any]
 F = TypeVar("F", bound="Fields")
 
 MAX_TEXT = 4096
+MAX_LONG_TEXT = 1 << 16
 MAX_INTEGER = (1 << 63) - 1
 REBUILD = "build the engine again"
 # Plain names only: no "..", no absolute path, no drive, no surprises in a shell.
@@ -183,9 +184,25 @@ def entry_map(kind: type[Fields]) -> Any:
         if not isinstance(value, dict):
             raise _refuse(where, value, "an object")
         for name in value:
-            if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
-                raise _refuse(f"a name in {where}", name, "lower-case letters, digits and '_'")
+            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
+                raise _refuse(f"a name in {where}", name, "lower-case letters, digits, '_' and '-'")
         return {name: kind.read(one, f"{where}.{name}") for name, one in value.items()}
+
+    return _field(reader)
+
+
+def texts_by_name() -> Any:
+    """Field: texts by name, which may be empty; names are those of options, settings and weights."""
+
+    def reader(value: Any, where: str) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise _refuse(where, value, "an object")
+        for name, one in value.items():
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,255}", name):
+                raise _refuse(f"a name in {where}", name, "letters, digits, '_', '.', '+', '/' and '-'")
+            if not isinstance(one, str) or len(one) > MAX_LONG_TEXT or not one.isprintable():
+                raise _refuse(f"{where}.{name[:60]}", one, f"a text of up to {MAX_LONG_TEXT} printable characters")
+        return dict(value)
 
     return _field(reader)
 
