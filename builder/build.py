@@ -11,7 +11,7 @@ from typing import Any
 from ..runtime.errors import BuildError, Error, InvalidArgumentError, UnsupportedError
 from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_entries
 from ..runtime.manifest_entries import TargetEntry, TokenizerEntry
-from .build_key import target_key
+from .build_key import inputs_key, target_inputs
 from .build_report import BuildReport, TargetReport, read_targets
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.tokenizer_check import check_tokenizer_opens
@@ -29,6 +29,7 @@ from .limits import Limits, make_limits
 from .precision import Precision, draft_precision
 from .progress import Progress, no_progress
 from .reuse import carry, join, old_manifest, reusable
+from .side_by_side import SideBySide
 from .targets.registry import (
     CPU,
     Target,
@@ -62,10 +63,18 @@ class BuildPlan:
     weight_streaming: bool = False
     refused: Mapping[str, Error] = dataclasses.field(default_factory=dict)
 
-    def requests(self, out: pathlib.Path, workers: int | None = None) -> list[CompileRequest]:
+    def requests(
+        self, out: pathlib.Path, workers: int | None = None, side_by_side: SideBySide | None = None
+    ) -> list[CompileRequest]:
         """Return what the compilers get: the targets' request, and their drafts'."""
         request = CompileRequest(
-            self.checkpoint, self.recipe, self.limits, workers, out, weight_streaming=self.weight_streaming
+            self.checkpoint,
+            self.recipe,
+            self.limits,
+            workers,
+            out,
+            weight_streaming=self.weight_streaming,
+            side_by_side=side_by_side,
         )
         if self.draft is None:
             return [request]
@@ -157,6 +166,7 @@ def build_engine(
     workers: int | None = None,
     progress: Progress = no_progress,
     judge: Judge | None = None,
+    side_by_side: SideBySide | None = None,
 ) -> BuildReport:
     """Build the targets that are missing or out of date, and return how it went.
 
@@ -165,6 +175,7 @@ def build_engine(
     keep_going : when a target fails, still write those that succeed; without it out_dir stays as it was
     workers : compilers side by side; None = as many as cores and memory allow
     judge : says what the engine's precision costs, before anything is written; its errors fail the build
+    side_by_side : what this build shares with others that run in this process
     raises BuildError when a target fails (after the others are written, with keep_going), and what
         engine_dir.replacing raises.
     """
@@ -174,7 +185,7 @@ def build_engine(
     failures: dict[str, Error] = dict(plan.refused)
     with replacing(out) as work:
         clear_failure_logs(out)
-        found = _compared(plan, out, fingerprint, force=force, workers=workers)
+        found = _compared(plan, out, fingerprint, force=force, workers=workers, side_by_side=side_by_side)
         plan, keys, kept = found.plan, found.keys, found.kept
         tokenizer = _write_tokenizer(plan.checkpoint, work.path)
         reports = {name: one for name, one in read_targets(out).items() if name in kept}
@@ -197,7 +208,8 @@ def build_engine(
                 if isinstance(result, Error):
                     failures[name] = result
                 else:
-                    entries[name] = target_entry(target, request, result, keys[name], work.path)
+                    inputs = _inputs(plan, request, target, fingerprint)
+                    entries[name] = target_entry(target, request, result, keys[name], work.path, inputs)
                     groups = recipe_for(target, request.recipe).weight_groups
                     reports[name] = _built(result, entries[name], groups)
         if failures and not any("/" not in name for name in entries):
@@ -247,12 +259,18 @@ class _Compared:
 
 
 def _compared(
-    plan: BuildPlan, out: pathlib.Path, fingerprint: str, *, force: bool, workers: int | None = None
+    plan: BuildPlan,
+    out: pathlib.Path,
+    fingerprint: str,
+    *,
+    force: bool,
+    workers: int | None = None,
+    side_by_side: SideBySide | None = None,
 ) -> _Compared:
     """Return what is to be done at a destination; raises what old_manifest and reusable raise."""
     old = old_manifest(out, fingerprint, plan.recipe, force=force)
     plan = _settle_draft(plan, old)
-    requests = plan.requests(out, workers)
+    requests = plan.requests(out, workers, side_by_side)
     keys = _keys(plan, requests, fingerprint)
     kept, lost = reusable(old, keys, plan.limits, plan.draft, force=force)
     todo = tuple((one, tuple(t for t in plan.targets if one.label(t) not in kept)) for one in requests)
@@ -280,14 +298,17 @@ def _settle_draft(plan: BuildPlan, old: Manifest | None) -> BuildPlan:
 
 def _keys(plan: BuildPlan, requests: Sequence[CompileRequest], fingerprint: str) -> dict[str, str]:
     """Return the key of every plan to be made, by its piece name."""
-    spec = plan.checkpoint.spec
     return {
-        request.label(target): target_key(
-            target, fingerprint, spec, request.recipe, plan.limits, request.streams(target)
-        )
+        request.label(target): inputs_key(_inputs(plan, request, target, fingerprint))
         for request in requests
         for target in plan.targets
     }
+
+
+def _inputs(plan: BuildPlan, request: CompileRequest, target: Target, fingerprint: str) -> dict[str, str]:
+    """Return what the key of a plan is made of."""
+    spec, streams = plan.checkpoint.spec, request.streams(target)
+    return target_inputs(target, fingerprint, spec, request.recipe, plan.limits, streams)
 
 
 def _finish(

@@ -59,10 +59,12 @@ def target_inputs(
     recipe: Precision,
     limits: Limits,
     weight_streaming: bool = False,
+    version: str | None = None,
 ) -> dict[str, str]:
     """Return everything that goes into a target's plan, flat: a name with dots -> its value as text.
 
     fingerprint : of the checkpoint, over its config and weights. The tokenizer is no part of a plan.
+    version : of the compiler; None = of the one that is installed, which raises UnsupportedError where none is
     """
     content = {
         "checkpoint": fingerprint,
@@ -70,7 +72,7 @@ def target_inputs(
         "precision": dataclasses.asdict(recipe_for(target, recipe)),
         "limits": plan_limits(limits),
         "target": dataclasses.asdict(target),
-        "compiler_version": compiler_version(target),
+        "compiler_version": compiler_version(target) if version is None else version,
         "kernel_compiler": kernel_compiler_version(target),
         "compute": compute_dtype(target, spec, recipe),
         "sources": sources_digest(target.compiler),

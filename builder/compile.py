@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import hashlib
 import pathlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
@@ -18,6 +20,7 @@ from .limits import Limits
 from .machine import PeakMemory
 from .precision import Precision
 from .progress import Progress, no_progress
+from .side_by_side import SideBySide
 from .targets.compiler_process import CompileResult, tail
 from .targets.registry import CPU, Target, compiler_version, compute_dtype, recipe_for, target_names
 
@@ -42,6 +45,7 @@ class CompileRequest:
     out : the destination, beside which the log of a failure is left
     is_draft : the plans draft for the targets: they lie in a folder `draft` of each
     weight_streaming : weights of GPU plans may stay in host memory; never those of drafts, which have to be fast
+    side_by_side : what it shares with other builds in this process; None = there are none
     """
 
     checkpoint: Checkpoint
@@ -51,6 +55,7 @@ class CompileRequest:
     out: pathlib.Path
     is_draft: bool = False
     weight_streaming: bool = False
+    side_by_side: SideBySide | None = None
 
     def streams(self, target: Target) -> bool:
         """Return whether a target's plan is built with weight streaming."""
@@ -75,6 +80,21 @@ class CompileRequest:
             self.limits,
             compute=compute_dtype(target, spec, recipe),
         )
+
+    @property
+    def stop(self) -> threading.Event | None:
+        """What ends the compilers once it is set."""
+        return None if self.side_by_side is None else self.side_by_side.stop
+
+    def lowered(self, graph: ir.Model, compute: str) -> pathlib.Path | None:
+        """Return the file of a GPU graph that other builds share; None where there are none."""
+        if self.side_by_side is None:
+            return None
+        from .targets.rtx.compile import save_lowered
+
+        content = (self.checkpoint.fingerprint(), self.checkpoint.spec, self.recipe, self.limits, compute)
+        name = hashlib.sha256(repr(content).encode()).hexdigest()
+        return self.side_by_side.graphs.file(name, functools.partial(save_lowered, graph))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,18 +204,20 @@ def _compile_rtx(
         # Beside the destination, so that the log of a failure outlives the work directory.
         log = failure_log(request.out, request.label(target))
         graph, streams = graphs[models[target.name]], request.streams(target)
-        return CompileJob(graph, request.limits, spec, target.name, plan, log, step, streams)
+        lowered = request.lowered(graph, models[target.name])
+        return CompileJob(graph, request.limits, spec, target.name, plan, log, step, streams, lowered)
 
     def compiled(target: Target, result: CompileResult) -> Compiled:
         return _compiled(request, target, work, COMPILER, result, graphs[models[target.name]])
 
+    stop = request.stop
     try:
-        results = compile_many([job(t) for t in targets], request.workers)
+        results = compile_many([job(t) for t in targets], request.workers, stop)
     except Error:
         if not keep_going:
             raise
         for target in targets:
-            yield target, _attempt(lambda t=target: compiled(t, compile_many([job(t)])[0]), True)  # type: ignore[misc]
+            yield target, _attempt(lambda t=target: compiled(t, compile_many([job(t)], stop=stop)[0]), True)  # type: ignore[misc]
     except BaseException:  # interrupted: there is no failure to look into
         clear_failure_logs(request.out)
         raise
@@ -226,6 +248,7 @@ def _compile_tensorrt(
             log,
             step,
             weight_streaming=request.streams(target),
+            stop=request.stop,
         )
     except Error:
         raise

@@ -19,6 +19,7 @@ from ..plugins.sampling import spec as sampling
 from ..runtime.errors import EngineFileError, Error, UnsupportedError
 from ..runtime.executors.kernel_bundle import read_bundle
 from ..runtime.manifest_entries import KERNELS_FOLDER, TargetEntry
+from ..runtime.user_cache import user_cache
 from .engine_dir import describe_file
 from .progress import Progress
 from .targets.registry import Target
@@ -79,7 +80,7 @@ class DeviceKernels:
         def step(name: str, sm: int, done: int, total: int) -> None:
             progress(KERNELS_FOLDER, f"{name} sm{sm}", done, total)
 
-        return compile_tasks(list(tasks.values()), progress=step)
+        return compile_tasks(list(tasks.values()), cache_dir=user_cache("kernels"), progress=step)
 
     def _write(
         self,

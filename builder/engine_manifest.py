@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import __version__
@@ -25,6 +25,7 @@ from .engine_dir import describe_file
 from .graph import contract
 from .limits import Limits
 from .machine import host
+from .provenance import now_text, provenance
 from .spec import DecoderSpec, weight_shapes
 from .targets.registry import Target, activation_quantization, compute_dtype, kv_dtype
 from .targets.rtx import contract as rtx_contract
@@ -43,11 +44,10 @@ def make_manifest(
     draft: DraftEntry | None = None,
 ) -> Manifest:
     """Return the manifest of an engine."""
-    now = datetime.datetime.now(datetime.timezone.utc)
     return Manifest(
         schema_version=SCHEMA_VERSION,
         plansmith_version=__version__,
-        created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created=now_text(),
         host=host(),
         model=model_entry(plan.checkpoint.spec),
         precision=plan.recipe.name,
@@ -107,9 +107,17 @@ def _patterns(*names: str) -> tuple[str, ...]:
 
 
 def target_entry(
-    target: Target, request: CompileRequest, result: Compiled, key: str, work: pathlib.Path
+    target: Target,
+    request: CompileRequest,
+    result: Compiled,
+    key: str,
+    work: pathlib.Path,
+    inputs: Mapping[str, str] | None = None,
 ) -> TargetEntry:
-    """Return what the manifest says of a target whose files lie below `work`."""
+    """Return what the manifest says of a target whose files lie below `work`, compiled a moment ago on this machine.
+
+    inputs : what `key` was made of, by name, for its provenance; None = not kept
+    """
     spec, recipe = request.checkpoint.spec, request.recipe
     compute = compute_dtype(target, spec, recipe)
     rectangular = target.compiler == "rtx"
@@ -129,6 +137,7 @@ def target_entry(
         flags=(*result.flags, *groups),
         key=key,
         seconds=round(result.seconds, 3),
+        provenance=provenance(target, inputs),
     )
 
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 
+from ..runtime.control_groups import available_memory_bytes as available_memory_bytes
 from ..runtime.manifest_entries import HostEntry
 
 
@@ -37,25 +38,6 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 0
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that can be had without swapping: MemAvailable, or the cgroup's rest where that is less."""
-    available = 1 << 62
-    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = pathlib.Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(pathlib.Path("/sys/fs/cgroup/memory.current").read_text())
-        stat = pathlib.Path("/sys/fs/cgroup/memory.stat").read_text()
-        values = dict(line.split() for line in stat.splitlines())
-        limit_bytes = 1 << 62 if limit == "max" else int(limit)
-    except (OSError, ValueError):
-        return available
-    # Pages of files can go, and a build has just read a checkpoint.
-    files = sum(int(values.get(f"{name}_file", 0)) for name in ("active", "inactive"))
-    return min(available, max(0, limit_bytes - max(0, used - files)))
 
 
 def peak_rss_bytes() -> int:

@@ -17,15 +17,20 @@ YOUNG_SECONDS = 60.0  # younger ones may be between their making and their lock
 
 
 @contextlib.contextmanager
-def scratch_directory(what: str) -> Iterator[Path]:
+def scratch_directory(what: str, place: Path | None = None) -> Iterator[Path]:
     """Give an empty directory that is removed behind the block, and remove those that killed processes left.
 
     what : a word of its name, "plansmith-<what>-..."
+    place : the directory that it is made in; None = the system's for such things
     A process holds a lock in its directory, which the kernel drops with the process however it ends. Plans of large
     models lie in them, so what is left would fill the disk.
     """
-    _remove_left(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{what}-", ignore_cleanup_errors=True) as folder:
+    place = Path(tempfile.gettempdir()) if place is None else place
+    place.mkdir(parents=True, exist_ok=True)
+    _remove_left(place)
+    with tempfile.TemporaryDirectory(
+        prefix=f"{PREFIX}{what}-", dir=place, ignore_cleanup_errors=True
+    ) as folder:
         descriptor = os.open(Path(folder) / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -202,10 +202,43 @@ def gate_build(
 ) -> EvalReport:
     """Return the evaluation of what is being built, with the gate's verdict; raise if it does not pass.
 
+    Everything is as in `try_gate`.
+    raises BuildError that says which bound failed, by how much, and which layers cost most; else as evaluate_plan
+    """
+    report, error = try_gate(
+        gate,
+        checkpoint,
+        recipe,
+        limits,
+        plan_path=plan_path,
+        against=against,
+        options=options,
+        sensitivity_tokens=sensitivity_tokens,
+        progress=progress,
+    )
+    if error is not None:
+        raise error
+    return report
+
+
+def try_gate(
+    gate: Gate | str,
+    checkpoint: Checkpoint,
+    recipe: Precision,
+    limits: Limits,
+    *,
+    plan_path: str | pathlib.Path | None = None,
+    against: Checkpoint | None = None,
+    options: EvalOptions | None = None,
+    sensitivity_tokens: int = 256,
+    progress: Progress | None = None,
+) -> tuple[EvalReport, BuildError | None]:
+    """Return the evaluation of a plan, with the gate's verdict, and the error of a gate that is not passed.
+
     plan_path : its cpu plan; None = there is none, one of the same recipe is compiled for the time being
     against : the unquantized checkpoint; None = as eval_subject.original_of finds it
     sensitivity_tokens : of the text, to find the layers that cost most when the gate fails; 0 = they are not looked for
-    raises BuildError that says which bound failed, by how much, and which layers cost most; else as evaluate_plan
+    raises as evaluate_plan
     """
     gate = Gate.parse(gate) if isinstance(gate, str) else gate
     options = gate.options(options)
@@ -215,7 +248,7 @@ def gate_build(
     report = dataclasses.replace(report, gate=gate.verdict(report))
     failures = gate.check(report)
     if not failures:
-        return report
+        return report, None
     found = None
     if sensitivity_tokens and quantized_layers(checkpoint.spec, recipe):
         found = measure_sensitivity(
@@ -228,7 +261,7 @@ def gate_build(
             weights=options.weights,
             progress=progress,
         )
-    raise gate_error(gate, failures, report, found)
+    return report, gate_error(gate, failures, report, found)
 
 
 @contextlib.contextmanager

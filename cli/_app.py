@@ -37,8 +37,10 @@ COMMANDS = {
     "inspect": ("inspect", "inspect", "Show what an engine directory holds."),
     "generate": ("generate", "generate", "Generate text with an engine."),
     "serve": ("serve", "serve", "Serve an engine over the OpenAI API."),
+    "warm": ("warm", "warm", "Ready a node: have engines' files in memory, and keep them there."),
     "triton-repo": ("triton_repo", "triton_repo", "Write a Triton model repository for an engine."),
     "bench": ("bench", "bench", "Measure an engine's speed and memory."),
+    "size": ("size", "size", "Predict the memory and speed of a model on GPUs."),
 }
 # group -> (one line, its commands)
 GROUPS = {
@@ -54,6 +56,20 @@ GROUPS = {
             "status": ("triton", "status", "Tell how it is."),
         },
     ),
+    "fleet": (
+        "Keep the engines of models, recipes and GPUs true to one file.",
+        {
+            "plan": ("fleet", "plan", "Show what would be built, where and why."),
+            "status": ("fleet", "status", "Tell what is stale, and which input made it so."),
+            "matrix": ("fleet", "matrix", "Print what is to be built as jobs of a CI system."),
+            "build": ("fleet_build", "build", "Compile what the store lacks, and assemble the engines."),
+            "push": ("fleet_store", "push", "Bring what is built here to the fleet's remote store."),
+            "pull": ("fleet_store", "pull", "Get plans from the remote store, and assemble the engines."),
+            "gc": ("fleet_store", "gc", "Remove what no member of a fleet needs any more."),
+            "verify": ("fleet_store", "verify", "Read the whole store and check every hash."),
+            "keygen": ("fleet_store", "keygen", "Make a key that signs what is pushed."),
+        },
+    ),
 }
 # package -> the extra that installs it
 _EXTRAS = {
@@ -65,6 +81,7 @@ _EXTRAS = {
         ("fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client"), "serve"
     ),
     **dict.fromkeys(("tritonclient", "google"), "triton"),
+    **dict.fromkeys(("yaml", "jsonschema", "fsspec", "cryptography", "pyfastcdc"), "fleet"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,14 +25,55 @@ def inspect(
         bool, typer.Option("--check-hashes", help="Read every file and compare its contents.")
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Also the cpu plan's operations and tensors.")] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--runs-on",
+            metavar="GPU",
+            help="Tell instead which targets run on a GPU, e.g. l40s or sm89 (cpu = without one), why others do not, "
+            "and what to do. Several with commas. Exits with 1 where none does. See docs/portability.md.",
+        ),
+    ] = None,
+    driver: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="With --runs-on: the NVIDIA driver there, e.g. 580.65."),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="NAME=VERSION",
+            help="With --runs-on: the library there, e.g. tensorrt_rtx=1.8.0; default: the one that a plan asks for.",
+        ),
+    ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(metavar="SYSTEM", help="With --runs-on: the platform there, e.g. linux-aarch64."),
+    ] = None,
+    upgrade: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VERSION",
+            help="Tell instead what has to be built again after an upgrade, e.g. tensorrt_rtx=1.8.0,driver=590.44.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what an engine directory holds, after checking that its files are whole."""
+    from ..runtime.errors import InvalidArgumentError
     from ..runtime.manifest import load_manifest
     from ..runtime.manifest_fields import to_json
 
+    _check_options(where, driver, with_, platform)
+    if plan and (where or upgrade):
+        raise InvalidArgumentError(
+            "--plan shows a plan, --runs-on and --upgrade tell about all; give one of them"
+        )
     manifest = load_manifest(engine_dir)
     manifest.check_files(hashes=check_hashes)
+    if where or upgrade:
+        _tell_portability(manifest, where or [], (driver, with_ or [], platform), upgrade or [], as_json)
+        return
     report = _read_report(engine_dir)
     operations = _plan_summary(manifest) if plan else None
     if as_json:
@@ -49,6 +91,54 @@ def inspect(
         _print_plan(operations)
     checked = "contents checked" if check_hashes else "sizes checked; contents with --check-hashes"
     print(f"files are whole ({checked})")
+
+
+def _check_options(
+    where: list[str] | None, driver: str | None, with_: list[str] | None, platform: str | None
+) -> None:
+    """Raise InvalidArgumentError for a machine that nothing is asked about, and a question about none."""
+    from ..runtime.errors import InvalidArgumentError
+    from ._portability import words_of
+
+    given = [
+        flag for flag, value in (("--driver", driver), ("--with", with_), ("--platform", platform)) if value
+    ]
+    if given and not where:
+        raise InvalidArgumentError(
+            f"{given[0]} describes the machine of --runs-on, which is not given; add e.g. --runs-on l40s"
+        )
+    if where is not None and where and not words_of(where):
+        raise InvalidArgumentError("--runs-on is empty; name a GPU, e.g. --runs-on l40s")
+
+
+def _tell_portability(
+    manifest: Manifest,
+    where: list[str],
+    there: tuple[str | None, list[str], str | None],
+    upgrade: list[str],
+    as_json: bool,
+) -> None:
+    """Print what --runs-on and --upgrade ask for; exit with 1 where no target runs."""
+    from . import _portability as portability
+    from . import _portability_text as text
+
+    content: dict[str, Any] = {}
+    if where:
+        content["runs_on"] = portability.where_it_runs(
+            manifest, portability.words_of(where), portability.machine(*there), _kernels(manifest)
+        )
+    if upgrade:
+        content["upgrade"] = portability.after_upgrade(manifest, upgrade)
+    if as_json:
+        print_json(content)
+    else:
+        text.print_places(content.get("runs_on", {}))
+        if upgrade:
+            text.print_upgrade(content["upgrade"])
+    refusal = text.refusal(manifest, content.get("runs_on", {}))
+    if refusal is not None:
+        print(f"plansmith: {refusal}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _read_report(engine_dir: Path) -> dict[str, Any]:
@@ -137,9 +227,25 @@ def _target_facts(manifest: Manifest, name: str, report: dict[str, Any]) -> dict
         "KV pools": f"{target.kv_dtype}, {size_text(kv['bytes_per_token'])} a token",
         "KV at limits": size_text(kv["bytes_at_limits"]),
         "compiled in": f"{target.seconds:.1f} s",
+        "built": _origin_fact(target),
+        "with": _tools_fact(target),
         "peak memory": size_text(report["peak_rss_bytes"]) if report.get("peak_rss_bytes") else "",
         "key": f"{target.key[:16]}…",
     }
+
+
+def _origin_fact(target: TargetEntry) -> str:
+    """Return when, by what and where a plan was compiled, which may be elsewhere than the directory's other plans."""
+    own = target.provenance
+    if own is None:
+        return "not noted"
+    gpus = "".join(f"\n{name}" for name in own.gpus)
+    return f"{own.created}\nplansmith {own.plansmith_version}\n{own.platform}, {own.host.cpu}{gpus}"
+
+
+def _tools_fact(target: TargetEntry) -> str:
+    """Return the versions of what took part in a plan."""
+    return "" if target.provenance is None else "\n".join(target.provenance.tools)
 
 
 def _group_fact(precision: str, target: TargetEntry, report: dict[str, Any]) -> str:

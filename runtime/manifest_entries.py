@@ -117,6 +117,31 @@ class TensorEntry(Fields):
 
 
 @dataclasses.dataclass(frozen=True)
+class ProvenanceEntry(Fields):
+    """Where a plan comes from. For people and for the rules of sizing/portability.py; no plan depends on it.
+
+    created : when it was compiled
+    platform : the system and the processor it was compiled on, e.g. "linux-x86_64"
+    gpus : the GPU whose timings decided its kernels; () where none did
+    tools : what took part and its version, e.g. "numpy 2.4.6"
+    inputs : what its key was made of, by name; {} where that was not kept
+    """
+
+    created: str = read.time()
+    plansmith_version: str = read.text()
+    host: HostEntry = read.entry(HostEntry)
+    platform: str = read.text()
+    gpus: tuple[str, ...] = read.texts()
+    tools: tuple[str, ...] = read.texts()
+    inputs: dict[str, str] = read.texts_by_name()
+
+    def tool_version(self, name: str) -> str | None:
+        """Return the version of a tool that took part; None for one that did not."""
+        found = (tool.rpartition(" ") for tool in self.tools)
+        return next((version for tool, _, version in found if tool == name), None)
+
+
+@dataclasses.dataclass(frozen=True)
 class TargetEntry(Fields):
     """One compiled plan.
 
@@ -126,6 +151,8 @@ class TargetEntry(Fields):
     profiles : the plan's optimization profiles in the order of their index, () where it has none
     activation_quantization : what the inputs of products with quantized weights are rounded to
     key : hash of everything that went into the plan; equal keys = the same plan
+    provenance : of this plan alone: targets of one directory may come from different machines; None = built before
+        this was noted
     seconds : time of the compilation
     files : the plan first; device kernels lie in a folder of their own beside it
     """
@@ -144,6 +171,7 @@ class TargetEntry(Fields):
     flags: tuple[str, ...] = read.texts()  # what the compiler was told, e.g. "compute_capability=sm89"
     key: str = read.sha256()
     seconds: float = read.number(0)
+    provenance: ProvenanceEntry | None = read.optional_entry(ProvenanceEntry)
 
     @property
     def streams_weights(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,9 @@ import pytest
 # whichever library does so first.
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+# What is kept between runs would hide from a test whether its work is done.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="plansmith-test-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # A machine may be as slow as it likes.
 hypothesis.settings.register_profile(
     "any-speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

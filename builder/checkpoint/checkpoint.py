@@ -10,6 +10,7 @@ from ...runtime.errors import CheckpointError
 from ..scheme import Quantization
 from ..spec import DecoderSpec
 from .gguf_checkpoint import GgufCheckpoint
+from .hash_cache import HashCache
 from .hf_dir import HfCheckpoint, hash_files
 from .trtllm.checkpoint import TrtllmCheckpoint
 from .trtllm.kinds import is_trtllm_checkpoint, refuse_engine
@@ -62,14 +63,30 @@ class Checkpoint:
         """
         return self._source.tokenizer_files()
 
-    def fingerprint(self) -> str:
-        """Return the sha256 (hex) over configs and weights, not the tokenizer; reads them once."""
+    def fingerprint(self, cache: HashCache | None = None) -> str:
+        """Return the sha256 (hex) over configs and weights, not the tokenizer; reads them once.
+
+        cache : what remembers it beyond this process; files that are as they were are not read then
+        """
         if self._fingerprint is None:
             try:
-                self._fingerprint = hash_files(self._source.hashed_files())
+                files = self._source.hashed_files()
+                self._fingerprint = hash_files(files) if cache is None else cache.fingerprint(files)
             except OSError as e:
                 raise CheckpointError(f"{self.path}: cannot be read ({e.strerror}); was it moved?") from e
         return self._fingerprint
+
+    def check_unchanged(self, cache: HashCache) -> None:
+        """Raise CheckpointError if the files are no more those of the fingerprint; what has the same times is."""
+        try:
+            found = cache.fingerprint(self._source.hashed_files())
+        except OSError as e:
+            raise CheckpointError(f"{self.path}: cannot be read ({e.strerror}); was it moved?") from e
+        if found != self._fingerprint:
+            raise CheckpointError(
+                f"{self.path}: changed while it was compiled, so what came of it is thrown away; run it again once "
+                "nobody writes there"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return what a manifest says of the checkpoint: kind, family, architecture, dtype, parameters.

@@ -13,6 +13,8 @@ import re
 import tempfile
 from pathlib import Path
 
+from ..user_cache import user_cache
+
 _MAX_BYTES = 1 << 30
 _HASH_BYTES = 32
 
@@ -35,8 +37,7 @@ class RuntimeCache:
     ) -> None:
         words = f"{gpu}-cuda{driver[0]}.{driver[1]}-{library}"
         self._name = "runtime_cache." + re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-") + ".bin"
-        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plansmith" / key[:16]
-        self._folders = [plan_dir, user] if cache_dir is None else [cache_dir / key[:16]]
+        self._folders = [plan_dir, user_cache(key[:16])] if cache_dir is None else [cache_dir / key[:16]]
         self.note: str | None = None  # what was wrong with the file
         self._read: bytes | None = None
 

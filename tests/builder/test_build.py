@@ -74,8 +74,12 @@ def statuses(report: BuildReport) -> dict[str, str]:
 
 def stable(manifest: Manifest) -> Manifest:
     """The manifest without its time and host fields."""
-    targets = {name: dataclasses.replace(one, seconds=0.0) for name, one in manifest.targets.items()}
     host = dataclasses.replace(manifest.host, cpus=1)
+    targets = {}
+    for name, one in manifest.targets.items():
+        assert one.provenance is not None
+        provenance = dataclasses.replace(one.provenance, created="", host=host)
+        targets[name] = dataclasses.replace(one, seconds=0.0, provenance=provenance)
     return dataclasses.replace(manifest, created="", host=host, targets=targets)
 
 
@@ -505,7 +509,7 @@ def test_the_log_of_a_failure_stays_beside(
 ) -> None:
     from plansmith.builder.targets.rtx import schedule
 
-    def compile_many(jobs: list[schedule.CompileJob], max_workers: int | None = None) -> Any:
+    def compile_many(jobs: list[schedule.CompileJob], *_: object) -> Any:
         jobs[0].log_path.write_text("the compiler's words")
         raise event
 

@@ -67,6 +67,7 @@ def compile_plan(
         plan = Path(scratch) / "model.plan"
         made = profiles.make_profiles(spec, limits, mixed=mixed)
         job, compute = _job(onnx_path, plan, limits, spec, target, made, weight_streaming)
+        job |= {"onnx": _name_in(Path(scratch), onnx_path), "plan": _name_in(Path(scratch), plan)}
         compiler = Compiler(CHILD_MODULE, "TensorRT-RTX", target.name, python)
         done = run_child(compiler, job, Path(scratch), log_path, progress, stop)
         plan.replace(out_path)
@@ -120,8 +121,8 @@ def _job(
         return [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape)} for t in tensors]
 
     job = {
-        "onnx": str(onnx_path.relative_to(plan.parent)),  # see fixed_layout.py: not where the output lies
-        "plan": plan.name,
+        "onnx": str(onnx_path),
+        "plan": str(plan),
         "capabilities": list(target.capabilities),
         "inputs": listed(inputs),
         "outputs": listed(outputs),
@@ -131,6 +132,11 @@ def _job(
         "parent_pid": os.getpid(),
     }
     return job, compute
+
+
+def _name_in(folder: Path, path: Path) -> str:
+    """Return a path as seen from a folder: where the output lies must not reach the compiler, see fixed_layout.py."""
+    return path.relative_to(folder).as_posix()
 
 
 def _linked(onnx_path: Path, scratch: Path) -> Path:

@@ -32,7 +32,10 @@ PEAK_FACTOR = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class CompileJob:
-    """The arguments of one compile_plan."""
+    """The arguments of one compile_plan.
+
+    lowered : the model's file as save_lowered wrote it, where the caller has it already
+    """
 
     model: ir.Model
     limits: Limits
@@ -42,6 +45,7 @@ class CompileJob:
     log_path: Path
     progress: Progress | None = None
     weight_streaming: bool = False
+    lowered: Path | None = None
 
 
 def predicted_peak_bytes(model: ir.Model) -> int:
@@ -60,10 +64,13 @@ def workers_for(jobs: Sequence[CompileJob], max_workers: int | None = None) -> i
     return max(1, min(cores, fitting, len(jobs), max_workers or len(jobs)))
 
 
-def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> list[CompileResult]:
+def compile_many(
+    jobs: Sequence[CompileJob], max_workers: int | None = None, stop: threading.Event | None = None
+) -> list[CompileResult]:
     """Compile all jobs and return their results in order; jobs that share a model share its lowered file.
 
     Each compile keeps one core busy. A job's progress is called in a thread of its own.
+    stop : once set, by any thread, all are stopped, and Stopped is raised
     raises : what compile_plan raises, from the first job that fails; the others are stopped, plans that were done
         stay. Refusals that need no compiling are raised before any starts.
     """
@@ -75,14 +82,29 @@ def compile_many(jobs: Sequence[CompileJob], max_workers: int | None = None) -> 
     with tempfile.TemporaryDirectory(prefix=".rtx-", dir=Path(jobs[0].out_path).absolute().parent) as scratch:
         files: dict[int, Path] = {}
         for job in jobs:
-            if id(job.model) not in files:
+            if job.lowered is not None:
+                files[id(job.model)] = job.lowered
+            elif id(job.model) not in files:
                 files[id(job.model)] = Path(scratch) / f"graph{len(files)}.onnx"
                 save_lowered(job.model, files[id(job.model)])
-        return _run_all(jobs, files, workers_for(jobs, max_workers))
+        return _run_all(jobs, files, workers_for(jobs, max_workers), StopSignal(stop))
 
 
-def _run_all(jobs: Sequence[CompileJob], files: dict[int, Path], workers: int) -> list[CompileResult]:
-    stop = threading.Event()
+class StopSignal(threading.Event):
+    """An event that is also set once another one is."""
+
+    def __init__(self, other: threading.Event | None) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        """Return whether either is."""
+        return super().is_set() or (self._other is not None and self._other.is_set())
+
+
+def _run_all(
+    jobs: Sequence[CompileJob], files: dict[int, Path], workers: int, stop: threading.Event
+) -> list[CompileResult]:
 
     def one(job: CompileJob) -> CompileResult:
         if stop.is_set():
@@ -111,7 +133,8 @@ def _run_all(jobs: Sequence[CompileJob], files: dict[int, Path], workers: int) -
         except BaseException:
             stop.set()
             raise
-    for error in errors:
-        if not isinstance(error, Stopped):
-            raise error
+    for error in sorted(
+        errors, key=lambda one: isinstance(one, Stopped)
+    ):  # the reason before what it stopped
+        raise error
     return [f.result() for f in futures]

@@ -1,0 +1,90 @@
+"""What the commands of `plansmith fleet` share: their options, and the fleet and store behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..runtime.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ..fleet.compare import Records
+    from ..fleet.fleet_file import Fleet
+    from ..fleet.units import Unit
+
+File = Annotated[
+    Path, typer.Option("-f", "--file", help="The fleet file, or the directory that has plansmith.yaml.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        help="Patterns over units and members, with commas between or repeated: 'smol/*', '*/int8/l4', '*/sm89'.",
+        show_default=False,
+    ),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option("--shard", help="i/n: the i-th of n parts of the units, by the bytes of their weights."),
+]
+Rehash = Annotated[
+    bool, typer.Option("--rehash", help="Read all checkpoints again, whatever is remembered of them.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+FILE = Path("plansmith.yaml")
+
+
+def read_units(
+    file: Path, only: list[str] | None, shard: str | None, rehash: bool
+) -> tuple[Fleet, list[Unit]]:
+    """Return the fleet of a file, and the units that a command is about."""
+    from ..builder.checkpoint.hash_cache import HashCache
+    from ..fleet.fleet_file import read_fleet
+    from ..fleet.selection import parse_shard
+    from ..fleet.selection import shard as part_of
+    from ..fleet.units import units_of
+
+    part = None if shard is None else parse_shard(shard)
+    fleet = read_fleet(file)
+    units = units_of(fleet, only=only or (), hashes=HashCache(rehash=rehash))
+    return fleet, units if part is None else part_of(units, *part)
+
+
+def open_records(fleet: Fleet, location: str | None, remote: str | None, *, shared: bool) -> Records:
+    """Return what commands that only look ask of a fleet's stores; nothing is made, and what is not there is empty.
+
+    location, remote : see _stores.open_stores
+    shared : of a fleet with a remote store that one alone, which is what other machines see; else both
+    """
+    from ..fleet.store.local import LocalStore
+    from ..fleet.store.remote import RemoteStore
+    from ..fleet.store.signing import load_public
+    from ..fleet.stores import FirstOf
+
+    folder, url = store_places(fleet, location, remote)
+    trust = [load_public(key) for key in fleet.trust]
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgumentError(f"{folder} is a file, a store is a folder; give another place")
+    if url is None:
+        return LocalStore(folder, trust)
+    there = RemoteStore(url, trust=trust)
+    # Only we write beside a remote store, so what is there needs no signature.
+    return there if shared else FirstOf([LocalStore(folder), there])
+
+
+def store_places(fleet: Fleet, location: str | None, remote: str | None) -> tuple[Path, str | None]:
+    """Return the folder of a fleet's store on this machine, and the URL of the one that is shared, None without.
+
+    raises InvalidArgumentError for a URL as the folder
+    """
+    from ..fleet.fleet_file import DEFAULT_STORE
+
+    if location is not None and "://" in location:
+        raise InvalidArgumentError(
+            f"--store {location} is a URL, and what is built is kept in a folder first; give --remote {location}"
+        )
+    is_url = "://" in fleet.store
+    folder = location or (str(fleet.path.parent / DEFAULT_STORE) if is_url else fleet.store)
+    return Path(folder).expanduser().absolute(), remote or (fleet.store if is_url else None)

@@ -1,0 +1,83 @@
+"""The stores behind a fleet: the folder that this machine builds into, and the one that machines share."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..runtime.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ..fleet.fleet_file import Fleet
+    from ..fleet.store.local import LocalStore
+    from ..fleet.store.remote import RemoteStore
+
+KEY_VARIABLE = "PLANSMITH_SIGNING_KEY"
+
+StoreFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="The folder of this machine's store, instead of the file's.", show_default=False
+    ),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option("--remote", help="The shared store: a URL. Default: the file's store, where that is one."),
+]
+SigningKey = Annotated[
+    str | None,
+    typer.Option(
+        "--sign-key",
+        envvar=KEY_VARIABLE,
+        show_envvar=True,
+        help="A private key, as PEM file or text, that signs what was built here; see plansmith fleet keygen.",
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stores:
+    """A fleet's stores. remote : None = it has the folder alone."""
+
+    local: LocalStore
+    remote: RemoteStore | None
+
+    def shared(self) -> RemoteStore:
+        """Return the remote store; raises InvalidArgumentError where there is none."""
+        if self.remote is None:
+            raise InvalidArgumentError(
+                f"the fleet's store is the folder {self.local.url}, and nothing else; name a shared one: --remote "
+                "s3://BUCKET/FOLDER, or store: in plansmith.yaml"
+            )
+        return self.remote
+
+
+def open_stores(
+    fleet: Fleet, location: str | None, remote: str | None, sign_key: str | None, *, create: bool
+) -> Stores:
+    """Return the stores of a fleet.
+
+    location : the folder, instead of the file's; with a URL in the file the default is .plansmith/store beside it
+    create : make the folder where there is none
+    raises what open_store and RemoteStore raise, InvalidArgumentError for keys that are none
+    """
+    from ..fleet.fleet_file import DEFAULT_STORE
+    from ..fleet.store.opening import open_store
+    from ..fleet.store.remote import RemoteStore
+    from ..fleet.store.signing import load_private, load_public
+
+    trust = [load_public(key) for key in fleet.trust]
+    key = load_private(sign_key) if sign_key else None
+    is_url = "://" in fleet.store
+    if location is not None and "://" in location:
+        raise InvalidArgumentError(
+            f"--store {location} is a URL, and what is built is kept in a folder first; give --remote {location}"
+        )
+    folder = location or (str(fleet.path.parent / DEFAULT_STORE) if is_url else fleet.store)
+    url = remote or (fleet.store if is_url else None)
+    # Only we write beside a remote store; a folder that is the fleet's store may be anybody's.
+    local = open_store(Path(folder).expanduser(), trust=() if url else trust, key=key, create=create)
+    return Stores(local, None if url is None else RemoteStore(url, trust=trust, key=key))

@@ -1,0 +1,111 @@
+"""Engine directories from a store: the units of one engine side by side, as if one build had made them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..builder.build_report import BuildReport, TargetReport
+from ..builder.engine_dir import carry_over, destination, replacing
+from ..runtime.errors import EngineFileError, Error
+from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_file, load_manifest
+from ..runtime.manifest_entries import DraftEntry
+from .store.local import LocalStore
+from .store.record import FileRef, Record
+from .stored import manifest_of
+
+# What all units of an engine agree on.
+_SHARED = ("schema_version", "model", "precision", "limits", "tokenizer", "graph_contract")
+
+
+def assemble(records: Sequence[Record], store: LocalStore, out: Path) -> bool:
+    """Make the engine directory of some units; return False where it is there already as it would be made.
+
+    out : a new or empty directory, or an engine, which is replaced in one step; files that stay the same are kept
+
+    raises EngineFileError for units that do not belong together, DamagedError for what the store does not give back as
+        it was, and what engine_dir.replacing raises; out is as it was then
+    """
+    out = destination(out)
+    manifest = _joined([manifest_of(record, out) for record in records])
+    old = _old(out)
+    if old is not None and old.to_text() == manifest.to_text() and _is_whole(old):
+        return False
+    with replacing(out) as work:
+        work.reserve(sum(file.size for record in records for file in record.files))
+        files = {file.path: file for record in records for file in record.files}
+        kept = _carry(files, old, out, work.path)
+        store.extract([file for path, file in files.items() if path not in kept], work.path)
+        manifest = dataclasses.replace(manifest, root=work.path)
+        manifest.check_files(hashes=False)
+        (work.path / MANIFEST_NAME).write_text(manifest.to_text(), encoding="utf-8")
+        _report(records, manifest, out).write(work.path)
+    return True
+
+
+def _joined(manifests: Sequence[Manifest]) -> Manifest:
+    """Return one manifest of several units': the newest one's, with the plans of all."""
+    newest = max(manifests, key=lambda one: one.created)
+    for one in manifests:
+        for name in _SHARED:
+            if getattr(one, name) != getattr(newest, name):
+                raise EngineFileError(
+                    f"units of {newest.root.name} differ in {name}, so they are no one engine; build them again with "
+                    "one version of plansmith: plansmith fleet build"
+                )
+    targets = {name: entry for one in manifests for name, entry in sorted(one.targets.items())}
+    return dataclasses.replace(newest, targets=dict(sorted(targets.items())), draft=_joined_draft(manifests))
+
+
+def _joined_draft(manifests: Sequence[Manifest]) -> DraftEntry | None:
+    drafts = [one.draft for one in manifests if one.draft is not None]
+    entries = {name: entry for one in drafts for name, entry in one.targets.items()}
+    return dataclasses.replace(drafts[0], targets=dict(sorted(entries.items()))) if drafts else None
+
+
+def _old(out: Path) -> Manifest | None:
+    """Return the manifest of the engine that is there; None where there is none that can be read."""
+    try:
+        return load_manifest(out)
+    except EngineFileError:
+        return None
+
+
+def _is_whole(manifest: Manifest) -> bool:
+    try:
+        manifest.check_files(hashes=False)
+    except Error:
+        return False
+    return True
+
+
+def _carry(files: Mapping[str, FileRef], old: Manifest | None, out: Path, work: Path) -> set[str]:
+    """Link what an engine that is there has already; return the paths."""
+    if old is None:
+        return set()
+    kept = set()
+    for path, file in files.items():
+        there = out / path
+        if there.is_file() and there.stat().st_size == file.size and hash_file(there) == file.sha256:
+            carry_over(path, out, work)
+            kept.add(path)
+    return kept
+
+
+def _report(records: Sequence[Record], manifest: Manifest, out: Path) -> BuildReport:
+    """Return how the plans were built, each when it was."""
+    reports: dict[str, Any] = {}
+    for record in records:
+        reports |= record.content.get("report", {})
+    targets = {name: TargetReport(**one) for name, one in sorted(reports.items())}
+    return BuildReport(
+        engine_dir=str(out),
+        checkpoint=manifest.checkpoint.path,
+        precision=manifest.precision,
+        limits=dataclasses.asdict(manifest.limits),
+        seconds=round(sum(one.seconds for one in targets.values()), 3),
+        targets=targets,
+        draft=None if manifest.draft is None else manifest.draft.precision,
+    )

@@ -1,0 +1,307 @@
+"""`plansmith fleet build`: every unit that the store lacks is compiled, side by side; then engines are assembled."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ..builder.build_key import inputs_key
+from ..builder.build_memory import predicted_peak_bytes
+from ..builder.checkpoint.hash_cache import HashCache
+from ..builder.progress import Progress, no_progress
+from ..builder.scratch import scratch_directory
+from ..builder.side_by_side import SharedGraphs, SideBySide
+from ..builder.targets.registry import CPU
+from ..runtime.errors import Error
+from .assemble import assemble
+from .budget import Budget
+from .compare import UnitState, compare
+from .fleet_file import Fleet
+from .gate_check import check_gate, gates_name
+from .job_queue import Job, JobQueue
+from .memory_watch import MemoryWatch, tree_bytes
+from .store.local import LocalStore
+from .store.push import push
+from .store.record import Record, Ref
+from .store.store import Store
+from .stored import is_whole
+from .unit_build import BuiltUnit, Workshop, build_unit
+from .units import Unit
+
+UnitStatus = Literal["built", "kept", "remote", "elsewhere", "refused", "failed"]
+EngineStatus = Literal["assembled", "kept", "waiting", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitResult:
+    """What became of a unit.
+
+    status : built here now; kept, as the store has it; remote, as only the remote store has it; elsewhere, where this
+        machine cannot compile it; refused, as no machine can; failed
+    why : of the last three
+    compile_seconds : of its compilers' processes; 0 unless built
+    predicted_bytes : memory that it was expected to take, 0 where it was not compiled
+    """
+
+    name: str
+    key: str
+    status: UnitStatus
+    why: str = ""
+    compile_seconds: float = 0.0
+    predicted_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineResult:
+    """What became of an engine's directory.
+
+    status : assembled now; kept, as it was there already; waiting, where units of it are still to be built, and left as
+        it was; failed
+    why : of the last two, and which targets are left out of the first two because this machine has no plan of them
+    """
+
+    name: str
+    path: str
+    status: EngineStatus
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetReport:
+    """How a build of a fleet went. peak_bytes : of this process and those it started, without pages of files."""
+
+    fleet: str
+    units: tuple[UnitResult, ...]
+    engines: tuple[EngineResult, ...]
+    seconds: float
+    peak_bytes: int
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The units and engines that failed or are refused, and why."""
+        units = {one.name: one.why for one in self.units if one.status in ("failed", "refused")}
+        return {**units, **{one.name: one.why for one in self.engines if one.status == "failed"}}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildOptions:
+    """How a fleet is built.
+
+    remote : where plans are looked for besides, and with `push` brought to
+    assemble : make the engine directories of what the store has
+    """
+
+    budget: Budget
+    remote: Store | None = None
+    push: bool = False
+    assemble: bool = True
+    hashes: HashCache = dataclasses.field(default_factory=HashCache)
+    progress: Progress = no_progress
+
+
+def build_fleet(
+    fleet: Fleet,
+    units: Sequence[Unit],
+    store: LocalStore,
+    options: BuildOptions,
+    others: Sequence[Unit] = (),
+) -> FleetReport:
+    """Build what is not there, and return what became of everything; a failure of one unit does not stop the others.
+
+    units : those to be built, see units_of
+    others : further units of the same engines, which are left as they are; their engines are assembled with them
+    raises what the store raises where nothing can be written at all
+    """
+    start = time.monotonic()
+    with MemoryWatch() as watch, scratch_directory("fleet", store.root / "work") as scratch:
+        stop = threading.Event()
+        shared = SideBySide(SharedGraphs(scratch / "graphs"), stop)
+        shop = Workshop(store, scratch, options.hashes, shared, options.progress)
+        run = _Run(fleet, store, options, shop, stop)
+        run.units(units)
+        run.gates(units)
+        engines = run.assembled(units, others) if options.assemble else []
+    results = tuple(run.results[unit.name] for unit in units)
+    seconds = round(time.monotonic() - start, 3)
+    return FleetReport(fleet.name, results, tuple(engines), seconds, watch.peak_bytes)
+
+
+class _Run:
+    """One build of a fleet, on the way."""
+
+    def __init__(
+        self, fleet: Fleet, store: LocalStore, options: BuildOptions, shop: Workshop, stop: threading.Event
+    ) -> None:
+        self.results: dict[str, UnitResult] = {}
+        self._fleet = fleet
+        self._store = store
+        self._options = options
+        self._shop = shop
+        self._stop = stop
+        self._records: dict[str, Record] = {}
+        self._gate_errors: dict[str, str] = {}
+
+    def units(self, units: Sequence[Unit]) -> None:
+        """Build the units that are not there."""
+        jobs = []
+        for unit, state in zip(units, compare(units, self._store, self._fleet.name), strict=True):
+            if not self._is_settled(unit, state):
+                jobs.append(self._job(unit))
+        for name, error in self._run(self._in_order(jobs, units)).items():
+            self.results[name] = dataclasses.replace(self.results[name], status="failed", why=str(error))
+
+    def gates(self, units: Sequence[Unit]) -> None:
+        """Measure the engines that have a gate, where it was not done."""
+        gated = {unit.engine.name: unit for unit in units if unit.gate_inputs and self._is_here(unit)}
+        jobs = [self._gate_job(unit, units) for unit in gated.values()]
+        self._gate_errors = {name: str(error) for name, error in self._run(jobs).items()}
+
+    def assembled(self, units: Sequence[Unit], others: Sequence[Unit]) -> list[EngineResult]:
+        """Make the directories of the units' engines."""
+        for state in compare(others, self._store, self._fleet.name):
+            record = self._store.readable(state.key) if state.key is not None else None
+            if record is not None:
+                self._records[state.unit.name] = record
+        everyone = [*units, *others]
+        names = dict.fromkeys(unit.engine.name for unit in units)
+        return [self._engine(name, [one for one in everyone if one.engine.name == name]) for name in names]
+
+    def _is_settled(self, unit: Unit, state: UnitState) -> bool:
+        """Note what needs no compiler; False where the unit is to be built here."""
+        record = None if state.key is None else self._store.readable(state.key)
+        if record is not None and is_whole(self._store, record):
+            self._note(unit, "kept", record)
+        elif self._remote_has(unit):
+            self._note(unit, "remote")
+        elif unit.buildable.state == "refused":
+            self._note(unit, "refused", why=unit.buildable.why)
+        elif unit.buildable.state != "here":
+            self._note(unit, "elsewhere", why=f"needs {unit.buildable.needs}")
+        else:
+            return False
+        return True
+
+    def _remote_has(self, unit: Unit) -> bool:
+        remote = self._options.remote
+        if remote is None:
+            return False
+        return compare([unit], remote, self._fleet.name)[0].key is not None
+
+    def _job(self, unit: Unit) -> Job:
+        needed = max(
+            predicted_peak_bytes(unit.target, unit.checkpoint.spec, recipe, unit.limits)
+            for recipe in (unit.recipe, unit.draft or unit.recipe)
+        )
+        self.results[unit.name] = UnitResult(unit.name, unit.key, "failed", predicted_bytes=needed)
+
+        def run() -> bool:
+            built = build_unit(unit, self._shop)
+            if built is not None:
+                self._built(unit, built)
+            return built is not None
+
+        # TensorRT times kernels on the GPU, which it has to have for itself.
+        return Job(unit.name, needed, run, lane="gpu" if unit.target.compiler == "tensorrt" else "")
+
+    def _gate_job(self, unit: Unit, units: Sequence[Unit]) -> Job:
+        siblings = [one for one in units if one.engine.name == unit.engine.name]
+        cpu = next((one for one in siblings if one.target.name == CPU), None)
+        name = unit.engine.name
+
+        def run() -> bool:
+            done = check_gate(unit, self._shop, lambda: None if cpu is None else self._records.get(cpu.name))
+            if done:
+                self._keep(gates_name(self._fleet), {name: inputs_key(unit.gate_inputs)})
+            return done
+
+        # Both models as cpu plans, a few pages of text through each.
+        return Job(name, 2 * unit.weight_bytes, run, lane="gate")
+
+    def _in_order(self, jobs: Sequence[Job], units: Sequence[Unit]) -> list[Job]:
+        """Return jobs, those of one graph one after another, within them the largest first."""
+        engines = list(dict.fromkeys(unit.engine.name for unit in units))
+        places = {unit.name: engines.index(unit.engine.name) for unit in units}
+        return sorted(jobs, key=lambda job: (places[job.name], -job.memory_bytes))
+
+    def _run(self, jobs: Sequence[Job]) -> dict[str, Error]:
+        if not jobs:
+            return {}
+        queue = JobQueue(self._options.budget, tree_bytes(os.getpid()), self._stop)
+        return queue.run(jobs)
+
+    def _built(self, unit: Unit, built: BuiltUnit) -> None:
+        seconds = 0.0 if built.report is None else sum(one.seconds for one in built.report.targets.values())
+        self._note(unit, "kept" if built.report is None else "built", built.record, seconds=seconds)
+
+    def _note(
+        self,
+        unit: Unit,
+        status: UnitStatus,
+        record: Record | None = None,
+        why: str = "",
+        seconds: float = 0.0,
+    ) -> None:
+        before = self.results.get(unit.name)
+        predicted = 0 if before is None else before.predicted_bytes
+        key = unit.key if record is None else record.key
+        self.results[unit.name] = UnitResult(unit.name, key, status, why, round(seconds, 3), predicted)
+        if record is not None:
+            self._records[unit.name] = record
+            self._keep(self._fleet.name, dict.fromkeys(unit.members, record.key))
+
+    def _keep(self, fleet: str, keys: Mapping[str, str]) -> None:
+        """Say which records members have now, and push them where that is asked for."""
+        refs = self._store.refs(fleet)
+        changed = {
+            name: Ref.now(key) for name, key in keys.items() if name not in refs or refs[name].key != key
+        }
+        for name, ref in changed.items():
+            self._store.set_ref(fleet, name, ref)
+        remote = self._options.remote
+        if self._options.push and remote is not None:
+            there = remote.refs(fleet)
+            new = {name: key for name, key in keys.items() if name not in there or there[name].key != key}
+            if new:
+                push(
+                    self._store,
+                    remote,
+                    new.values(),
+                    {(fleet, name): Ref.now(key) for name, key in new.items()},
+                )
+
+    def _is_here(self, unit: Unit) -> bool:
+        return unit.name in self._records
+
+    def _engine(self, name: str, units: Sequence[Unit]) -> EngineResult:
+        path = self._fleet.output / name
+        if name in self._gate_errors:
+            return EngineResult(name, str(path), "failed", self._gate_errors[name])
+        waiting = [unit.name for unit in units if not self._is_here(unit) and not self._is_left_out(unit)]
+        records = [self._records[unit.name] for unit in units if self._is_here(unit)]
+        if waiting or not records:
+            return EngineResult(
+                name, str(path), "waiting", f"not built here: {', '.join(waiting) or 'any unit'}"
+            )
+        try:
+            made = assemble(records, self._store, path)
+        except Error as error:
+            return EngineResult(name, str(path), "failed", str(error))
+        left_out = [unit.target.name for unit in units if not self._is_here(unit)]
+        why = f"without {', '.join(left_out)}" if left_out else ""
+        return EngineResult(name, str(path), "assembled" if made else "kept", why)
+
+    def _is_left_out(self, unit: Unit) -> bool:
+        """Return whether an engine is assembled without a unit: another machine's, whose plan is not here."""
+        result = self.results.get(unit.name)
+        is_elsewhere = (
+            unit.buildable.state != "here" if result is None else result.status in ("elsewhere", "remote")
+        )
+        return is_elsewhere

@@ -1,0 +1,85 @@
+"""The accuracy gate of an engine: measured once for its inputs, its verdict kept in the store as a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..builder.build_key import inputs_key
+from ..builder.checkpoint import Checkpoint, open_checkpoint
+from ..builder.targets.registry import CPU
+from ..runtime.errors import BuildError
+from .fleet_file import Fleet, Source
+from .store.record import Record
+from .unit_build import Workshop
+from .units import Unit
+
+GATE = "gate"
+
+
+def gates_name(fleet: Fleet) -> str:
+    """Return the name under which a store has the refs of a fleet's gates, by engine."""
+    return f"{fleet.name}.gates"
+
+
+def failure_of(record: Record) -> str:
+    """Return why a gate was not passed, as its record says; "" = it was."""
+    gate = record.content.get("gate")
+    if isinstance(gate, dict) and gate.get("passed") is True:
+        return ""
+    return str(record.content.get("error") or f"the record {record.key} has no verdict of a gate")
+
+
+def check_gate(unit: Unit, shop: Workshop, cpu_record: Callable[[], Record | None]) -> bool:
+    """Measure an engine against its gate and put the verdict into the store; False while another process does.
+
+    unit : any of the engine's
+    cpu_record : returns the record of the engine's cpu plan; None = it has none, and one is compiled for the time being
+    raises BuildError for a gate that is not passed, here or when it was measured; else as calibration.gate.try_gate
+    """
+    key = inputs_key(unit.gate_inputs)
+    held = shop.store.lock_unit(key)
+    if held is None:
+        return False
+    with held:
+        record = shop.store.readable(key) or shop.store.put_record(_measure(unit, key, shop, cpu_record()))
+    if why := failure_of(record):
+        raise BuildError(why, [str(line) for line in record.content.get("lines", ())])
+    return True
+
+
+def _measure(unit: Unit, key: str, shop: Workshop, cpu: Record | None) -> Record:
+    from ..calibration.gate import try_gate
+
+    def progress(_: str, phase: str, done: int, total: int) -> None:
+        shop.progress(f"{unit.engine.name} gate", phase, done, total)
+
+    report, error = try_gate(
+        unit.engine.recipe.gate or "",
+        unit.checkpoint,
+        unit.recipe.on_cpu(),
+        unit.limits,
+        plan_path=None if cpu is None else _plan(cpu, shop),
+        against=_original(unit),
+        progress=progress,
+    )
+    content = {
+        "gate": (report.gate or {}),
+        "evaluation": report.to_json(),
+        "error": "" if error is None else str(error),
+        "lines": [] if error is None else list(error.log_lines),
+    }
+    return Record(key=key, kind=GATE, inputs=dict(unit.gate_inputs), files=(), content=content, provenance={})
+
+
+def _plan(cpu: Record, shop: Workshop) -> Path:
+    """Return the engine's cpu plan, taken out of the store for the time being."""
+    path = f"targets/{CPU}/model.plan"
+    out = shop.scratch / f"gate-{cpu.key}"
+    shop.store.extract([file for file in cpu.files if file.path == path], out)
+    return out / path
+
+
+def _original(unit: Unit) -> Checkpoint:
+    source: Source = unit.engine.model.source
+    return open_checkpoint(source.path, unit.limits.max_seq_len, source.tokenizer)

@@ -1,0 +1,122 @@
+"""A fleet's units between the folder of one machine and the store that machines share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ..builder.build_key import inputs_key
+from ..builder.progress import Progress, no_progress
+from ..runtime.errors import EngineFileError, Error
+from .assemble import assemble as assemble_engine
+from .build import EngineResult
+from .compare import compare
+from .engines import FleetEngine, engines_of
+from .fleet_file import Fleet
+from .gate_check import failure_of, gates_name
+from .selection import select
+from .store.collect import collect
+from .store.collected import Collected
+from .store.local import LocalStore
+from .store.pull import pull
+from .store.push import push
+from .store.record import Record, Ref
+from .store.store import Store
+from .store.transfer import Transferred
+from .units import Unit, member_names
+
+
+def push_fleet(
+    fleet: Fleet, units: Sequence[Unit], local: LocalStore, remote: Store, progress: Progress = no_progress
+) -> tuple[Transferred, list[str]]:
+    """Bring units and the verdicts on their engines to the remote store; return what was sent, and who is not here."""
+    refs: dict[tuple[str, str], Ref] = {}
+    absent = []
+    for state in compare(units, local, fleet.name):
+        if state.key is None:
+            absent.append(state.unit.name)
+            continue
+        refs |= {(fleet.name, member): Ref.now(state.key) for member in state.unit.members}
+        if state.unit.gate_inputs and local.has_record(key := inputs_key(state.unit.gate_inputs)):
+            refs[gates_name(fleet), state.unit.engine.name] = Ref.now(key)
+    sent = push(local, remote, [ref.key for ref in refs.values()], refs, progress)
+    return sent, absent
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """What a pull brought. absent : members that the remote store has no plan of."""
+
+    transferred: Transferred
+    engines: tuple[EngineResult, ...]
+    absent: tuple[str, ...]
+
+
+def pull_fleet(
+    fleet: Fleet,
+    only: Sequence[str],
+    local: LocalStore,
+    remote: Store,
+    *,
+    assemble: bool = True,
+    progress: Progress = no_progress,
+) -> Pulled:
+    """Get what the remote store's refs name of a fleet, and assemble the engines of it; no checkpoint is opened.
+
+    only : patterns over members, see selection.select; () = all
+    raises what store.pull raises; nothing that is wrong gets into the folder here
+    """
+    wanted = select({name: (name,) for name in member_names(fleet)}, only)
+    refs = {name: ref for name, ref in remote.refs(fleet.name).items() if name in wanted}
+    gates = {name: ref for name, ref in remote.refs(gates_name(fleet)).items() if remote.has_record(ref.key)}
+    keys = [ref.key for ref in (*refs.values(), *gates.values())]
+    transferred = pull(remote, local, keys, progress)
+    for name, ref in refs.items():
+        local.set_ref(fleet.name, name, ref)
+    for name, ref in gates.items():
+        local.set_ref(gates_name(fleet), name, ref)
+    absent = tuple(name for name in member_names(fleet) if name in wanted and name not in refs)
+    failures = {name: failure_of(_record(local, ref.key)) for name, ref in gates.items()}
+    engines = [_assembled(one, fleet, refs, local, failures) for one in engines_of(fleet)] if assemble else []
+    return Pulled(transferred, tuple(one for one in engines if one is not None), absent)
+
+
+def _assembled(
+    engine: FleetEngine, fleet: Fleet, refs: Mapping[str, Ref], local: LocalStore, failures: Mapping[str, str]
+) -> EngineResult | None:
+    """Make an engine's directory of the members that were pulled; None where none of its were.
+
+    failures : engine -> why its gate was not passed
+    """
+    keys = list(dict.fromkeys(refs[name].key for sku in engine.skus if (name := engine.member(sku)) in refs))
+    if not keys:
+        return None
+    path = fleet.output / engine.name
+    if why := failures.get(engine.name):
+        return EngineResult(engine.name, str(path), "failed", why)
+    try:
+        made = assemble_engine([_record(local, key) for key in keys], local, path)
+    except Error as error:
+        return EngineResult(engine.name, str(path), "failed", str(error))
+    return EngineResult(engine.name, str(path), "assembled" if made else "kept")
+
+
+def _record(local: LocalStore, key: str) -> Record:
+    record = local.record(key)
+    if record is None:
+        raise EngineFileError(f"{local.url} has lost the record {key}; pull it again")
+    return record
+
+
+def collect_fleet(
+    fleet: Fleet, store: Store, *, keep_days: float, dry_run: bool = False
+) -> tuple[list[str], Collected]:
+    """Forget members that a fleet has no more, and collect; return their names, and what was removed."""
+    named = {fleet.name: set(member_names(fleet)), gates_name(fleet): {one.name for one in engines_of(fleet)}}
+    forgotten = []
+    for refs_name, known in named.items():
+        for member in sorted(set(store.refs(refs_name)) - known):
+            forgotten.append(member)
+            if not dry_run:
+                store.remove_ref(refs_name, member)
+    return forgotten, collect(store, keep_days=keep_days, dry_run=dry_run)

@@ -1,0 +1,114 @@
+"""One unit from its checkpoint into a store: compiled in a directory for the time being, then added with its record."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..builder.build import build_engine
+from ..builder.build_report import BuildReport
+from ..builder.checkpoint.hash_cache import HashCache
+from ..builder.progress import Progress
+from ..builder.side_by_side import SideBySide
+from ..runtime.errors import BuildError
+from ..runtime.manifest import Manifest, load_manifest
+from ..runtime.manifest_fields import to_json
+from .store.local import LocalStore
+from .store.record import Record
+from .stored import forget, is_whole
+from .units import Unit
+
+UNIT = "unit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Workshop:
+    """What the units of one run share.
+
+    scratch : a directory on the store's disk; hashes : what says whether a checkpoint changed meanwhile
+    """
+
+    store: LocalStore
+    scratch: Path
+    hashes: HashCache
+    side_by_side: SideBySide
+    progress: Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltUnit:
+    """What came of a unit.
+
+    report : how its plans were compiled; None = another builder had put it into the store meanwhile
+    """
+
+    record: Record
+    report: BuildReport | None
+
+
+def build_unit(unit: Unit, shop: Workshop) -> BuiltUnit | None:
+    """Return a unit once it is in the store; None while another process is building it.
+
+    raises what build_engine raises, CheckpointError when the checkpoint changes meanwhile, what the store raises
+    """
+    held = shop.store.lock_unit(unit.key)
+    if held is None:
+        return None
+    with held:
+        there = shop.store.readable(unit.key)
+        if there is not None and is_whole(shop.store, there):
+            return BuiltUnit(there, None)
+        if there is not None:
+            forget(shop.store, unit.key)  # what is missing is stored again; the plan may have other bytes
+        out = shop.scratch / unit.key
+        try:
+            report = _compile(unit, out, shop)
+            return BuiltUnit(shop.store.put_record(_record(unit, out, shop.store)), report)
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:
+    def progress(_: str, phase: str, done: int, total: int) -> None:
+        shop.progress(unit.name, phase, done, total)
+
+    report = build_engine(unit.plan, out, workers=1, progress=progress, side_by_side=shop.side_by_side)
+    unit.checkpoint.check_unchanged(shop.hashes)
+    return report
+
+
+def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
+    manifest = load_manifest(out)
+    if manifest.tokenizer.sha256 != unit.inputs["tokenizer"]:
+        raise BuildError(
+            f"{unit.name}: the tokenizer of {unit.checkpoint.path} changed while it was compiled, so what came of it "
+            "is thrown away; run it again once nobody writes there"
+        )
+    return Record(
+        key=unit.key,
+        kind=UNIT,
+        inputs=dict(unit.inputs),
+        files=store.add_files(out, [path.relative_to(out).as_posix() for path in _files(out)]),
+        content={"manifest": to_json(manifest), "report": _targets(out)},
+        provenance=_provenance(manifest),
+    )
+
+
+def _files(out: Path) -> list[Path]:
+    """Return all files of an engine but its manifest and reports, which are made anew when it is assembled."""
+    folders = (out / "targets", out / "tokenizer")
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def _targets(out: Path) -> dict[str, Any]:
+    from ..builder.build_report import read_targets
+
+    return {name: dataclasses.asdict(one) for name, one in read_targets(out).items()}
+
+
+def _provenance(manifest: Manifest) -> dict[str, Any]:
+    """Return where the plan comes from, as its manifest entry says."""
+    (entry,) = manifest.targets.values()
+    return {} if entry.provenance is None else dict(to_json(entry.provenance))
