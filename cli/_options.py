@@ -76,7 +76,7 @@ Weights = Annotated[
         metavar="WHERE",
         callback=_checked_weights,
         help="Where the cpu target's weights lie: mapped (from the file, shared by processes), huge_pages (this "
-        "process's own, faster), or auto.",
+        "process's own, read before it is open), or auto (mapped at once, moved into huge pages meanwhile).",
     ),
 ]
 MaxBatchSize = Annotated[
@@ -101,7 +101,8 @@ KvCacheBytes = Annotated[
     typer.Option(
         "--kv-cache-bytes",
         min=0,
-        help="Cap of the KV pools; 0 = what a full batch needs, at most 1 GiB, or a share of a GPU's free memory.",
+        help="Cap of the KV pools; 0 = what a full batch needs, at most 1 GiB and less where memory is short, or a "
+        "share of a GPU's free memory.",
     ),
 ]
 SchedulerPolicy = Annotated[

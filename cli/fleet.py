@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
     from ..fleet.plan import Step
     from ..fleet.status import FleetStatus
 
-Format = Literal["github", "gitlab"]
+
+class Format(str, enum.Enum):
+    """A CI system."""
+
+    GITHUB = "github"
+    GITLAB = "gitlab"
 
 
 def plan(
@@ -94,7 +100,7 @@ def matrix(
         typer.Option(
             "--format", help="github = what strategy.matrix takes; gitlab = a child pipeline, as JSON."
         ),
-    ] = "github",
+    ] = Format.GITHUB,
     all_units: Annotated[
         bool, typer.Option("--all", help="Also units that are in the store already.")
     ] = False,
@@ -123,7 +129,7 @@ def matrix(
     """Print the units that have to be built as jobs, one a unit, for a CI system to fan out.
 
     A fleet that is current gives an empty matrix, or a pipeline that only says so. Of a fleet with a remote store
-    that one counts.
+    that one counts, and GitLab's jobs push to it.
     """
     from ..fleet.matrix import github_matrix, github_outputs, gitlab_pipeline, jobs_of
     from ..fleet.plan import plan_fleet
@@ -136,10 +142,14 @@ def matrix(
     if github_output is not None:
         with github_output.open("a", encoding="utf-8") as out:
             out.write(github_outputs(jobs))
-    if format_ == "github":
+    if format_ is Format.GITHUB:
         print(json.dumps(github_matrix(jobs)))  # one line, as a shell takes it
     else:
-        print_json(gitlab_pipeline(jobs, str(file), include))
+        _, url = store_places(fleet, store, remote)
+        # A job that lands on a machine without its GPU has to fail.
+        options = ["--complete", *([] if url is None else ["--push", "--no-assemble"])]
+        options += [] if remote is None else ["--remote", remote]
+        print_json(gitlab_pipeline(jobs, str(file), include, options=options))
 
 
 def _print_steps(steps: Sequence[Step]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..builder.build_key import inputs_key
 from ..builder.build_report import BuildReport, TargetReport
 from ..builder.engine_dir import carry_over, destination, replacing
 from ..runtime.errors import EngineFileError, Error
@@ -30,8 +32,17 @@ def assemble(records: Sequence[Record], store: LocalStore, out: Path) -> bool:
     """
     out = destination(out)
     manifest = _joined([manifest_of(record, out) for record in records])
+    if _is_there(manifest, _old(out)):
+        return False
+    # Two builders of one store make the same engine: who comes second finds it made.
+    held = store.lock_unit(inputs_key({"engine": str(out)}), blocking=True)
+    with held or contextlib.nullcontext():
+        return _assemble(records, store, out, manifest)
+
+
+def _assemble(records: Sequence[Record], store: LocalStore, out: Path, manifest: Manifest) -> bool:
     old = _old(out)
-    if old is not None and old.to_text() == manifest.to_text() and _is_whole(old):
+    if _is_there(manifest, old):
         return False
     with replacing(out) as work:
         work.reserve(sum(file.size for record in records for file in record.files))
@@ -73,9 +84,12 @@ def _old(out: Path) -> Manifest | None:
         return None
 
 
-def _is_whole(manifest: Manifest) -> bool:
+def _is_there(manifest: Manifest, old: Manifest | None) -> bool:
+    """Return whether the engine that is there is the one that would be made, with all its files."""
+    if old is None or old.to_text() != manifest.to_text():
+        return False
     try:
-        manifest.check_files(hashes=False)
+        old.check_files(hashes=False)
     except Error:
         return False
     return True

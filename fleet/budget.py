@@ -44,7 +44,7 @@ def make_budget(memory: str | None = None, workers: int | None = None) -> Budget
 
 def parse_bytes(text: str) -> int:
     """Return the bytes of a size such as 8GiB, 500 MB, 2.5GB or 1000000; InvalidArgumentError for anything else."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?i?B)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?i?B)?\s*", text, re.IGNORECASE)
     units = {name.lower(): size for name, size in {**_UNITS, "B": 1}.items()}
     size = 0 if found is None else int(float(found[1]) * units.get((found[2] or "").lower(), 0))
     if size < 1:

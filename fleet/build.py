@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..builder.build_key import inputs_key
-from ..builder.build_memory import predicted_peak_bytes
 from ..builder.checkpoint.hash_cache import HashCache
 from ..builder.progress import Progress, no_progress
 from ..builder.scratch import scratch_directory
-from ..builder.side_by_side import SharedGraphs, SideBySide
 from ..builder.targets.registry import CPU
 from ..runtime.errors import Error
 from .assemble import assemble
 from .budget import Budget
 from .compare import UnitState, compare
+from .engine_graphs import EngineGraphs
 from .fleet_file import Fleet
-from .gate_check import check_gate, gates_name
+from .gate_check import failure_of, gates_name, measured_gate
 from .job_queue import Job, JobQueue
 from .memory_watch import MemoryWatch, tree_bytes
 from .store.local import LocalStore
@@ -123,8 +122,9 @@ def build_fleet(
     start = time.monotonic()
     with MemoryWatch() as watch, scratch_directory("fleet", store.root / "work") as scratch:
         stop = threading.Event()
-        shared = SideBySide(SharedGraphs(scratch / "graphs"), stop)
-        shop = Workshop(store, scratch, options.hashes, shared, options.progress)
+        shop = Workshop(
+            store, scratch, options.hashes, EngineGraphs(scratch / "graphs", stop), options.progress
+        )
         run = _Run(fleet, store, options, shop, stop)
         run.units(units)
         run.gates(units)
@@ -161,8 +161,14 @@ class _Run:
     def gates(self, units: Sequence[Unit]) -> None:
         """Measure the engines that have a gate, where it was not done."""
         gated = {unit.engine.name: unit for unit in units if unit.gate_inputs and self._is_here(unit)}
-        jobs = [self._gate_job(unit, units) for unit in gated.values()]
-        self._gate_errors = {name: str(error) for name, error in self._run(jobs).items()}
+        jobs = []
+        for unit in gated.values():
+            record = self._store.readable(inputs_key(unit.gate_inputs))
+            if record is None:
+                jobs.append(self._gate_job(unit, units))
+            else:
+                self._judged(unit, record)
+        self._gate_errors |= {name: str(error) for name, error in self._run(jobs).items()}
 
     def assembled(self, units: Sequence[Unit], others: Sequence[Unit]) -> list[EngineResult]:
         """Make the directories of the units' engines."""
@@ -196,34 +202,41 @@ class _Run:
         return compare([unit], remote, self._fleet.name)[0].key is not None
 
     def _job(self, unit: Unit) -> Job:
-        needed = max(
-            predicted_peak_bytes(unit.target, unit.checkpoint.spec, recipe, unit.limits)
-            for recipe in (unit.recipe, unit.draft or unit.recipe)
-        )
-        self.results[unit.name] = UnitResult(unit.name, unit.key, "failed", predicted_bytes=needed)
+        self.results[unit.name] = UnitResult(unit.name, unit.key, "failed", predicted_bytes=unit.peak_bytes)
+        self._shop.graphs.expect(unit.engine.name)
 
         def run() -> bool:
-            built = build_unit(unit, self._shop)
+            with self._shop.graphs.used(unit.engine.name) as job:
+                built = build_unit(unit, self._shop)
+                job.is_done = built is not None
             if built is not None:
                 self._built(unit, built)
             return built is not None
 
         # TensorRT times kernels on the GPU, which it has to have for itself.
-        return Job(unit.name, needed, run, lane="gpu" if unit.target.compiler == "tensorrt" else "")
+        lane = "gpu" if unit.target.compiler == "tensorrt" else ""
+        return Job(unit.name, unit.peak_bytes, run, lane)
 
     def _gate_job(self, unit: Unit, units: Sequence[Unit]) -> Job:
         siblings = [one for one in units if one.engine.name == unit.engine.name]
         cpu = next((one for one in siblings if one.target.name == CPU), None)
-        name = unit.engine.name
 
         def run() -> bool:
-            done = check_gate(unit, self._shop, lambda: None if cpu is None else self._records.get(cpu.name))
-            if done:
-                self._keep(gates_name(self._fleet), {name: inputs_key(unit.gate_inputs)})
-            return done
+            record = measured_gate(
+                unit, self._shop, lambda: None if cpu is None else self._records.get(cpu.name)
+            )
+            if record is not None:
+                self._judged(unit, record)
+            return record is not None
 
         # Both models as cpu plans, a few pages of text through each.
-        return Job(name, 2 * unit.weight_bytes, run, lane="gate")
+        return Job(unit.engine.name, 2 * unit.weight_bytes, run, lane="gate")
+
+    def _judged(self, unit: Unit, record: Record) -> None:
+        """Note the verdict on an engine; one that is not passed counts as well, and is told others too."""
+        if why := failure_of(record):
+            self._gate_errors[unit.engine.name] = why
+        self._keep(gates_name(self._fleet), {unit.engine.name: record.key})
 
     def _in_order(self, jobs: Sequence[Job], units: Sequence[Unit]) -> list[Job]:
         """Return jobs, those of one graph one after another, within them the largest first."""

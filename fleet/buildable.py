@@ -49,9 +49,10 @@ def lack_of(target: Target) -> Buildable | None:
     return None
 
 
-def buildable(target: Target, spec: DecoderSpec, recipes: Sequence[Precision]) -> Buildable:
-    """Return where a model can be built for a target at all of the recipes."""
-    lack = lack_of(target)
+def buildable(
+    target: Target, lack: Buildable | None, spec: DecoderSpec, recipes: Sequence[Precision]
+) -> Buildable:
+    """Return where a model can be built for a target at all of the recipes; lack : what lack_of says."""
     for recipe in recipes:
         try:
             check_target(target, spec, recipe)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..builder.build_key import inputs_key
 from ..builder.checkpoint import Checkpoint, open_checkpoint
 from ..builder.targets.registry import CPU
-from ..runtime.errors import BuildError
 from .fleet_file import Fleet, Source
 from .store.record import Record
 from .unit_build import Workshop
 from .units import Unit
 
 GATE = "gate"
+# What plans of all targets of one engine have in common, beside their limits.
+_OF_ALL_TARGETS = ("checkpoint", "spec", "precision.name")
 
 
 def gates_name(fleet: Fleet) -> str:
     """Return the name under which a store has the refs of a fleet's gates, by engine."""
-    return f"{fleet.name}.gates"
+    return f"{fleet.name}@gates"  # which no fleet can be called
 
 
 def failure_of(record: Record) -> str:
@@ -30,22 +31,28 @@ def failure_of(record: Record) -> str:
     return str(record.content.get("error") or f"the record {record.key} has no verdict of a gate")
 
 
-def check_gate(unit: Unit, shop: Workshop, cpu_record: Callable[[], Record | None]) -> bool:
-    """Measure an engine against its gate and put the verdict into the store; False while another process does.
+def is_verdict_on(gate: Record, bounds: str, plans: Sequence[Record]) -> bool:
+    """Return whether a gate's record is of these bounds, and of the engine that plans of whatever targets are of."""
+    told = {name.removeprefix("plan."): value for name, value in gate.inputs.items()}
+    names = [name for name in told if name in _OF_ALL_TARGETS or name.startswith("limits.")]
+    return told.get("bounds") == "".join(bounds.split()) and all(
+        plan.inputs.get(name) == told[name] for plan in plans for name in names
+    )
+
+
+def measured_gate(unit: Unit, shop: Workshop, cpu_record: Callable[[], Record | None]) -> Record | None:
+    """Return the verdict on an engine, which is in the store then; None while another process measures it.
 
     unit : any of the engine's
     cpu_record : returns the record of the engine's cpu plan; None = it has none, and one is compiled for the time being
-    raises BuildError for a gate that is not passed, here or when it was measured; else as calibration.gate.try_gate
+    raises as calibration.gate.try_gate where nothing could be measured
     """
     key = inputs_key(unit.gate_inputs)
     held = shop.store.lock_unit(key)
     if held is None:
-        return False
+        return None
     with held:
-        record = shop.store.readable(key) or shop.store.put_record(_measure(unit, key, shop, cpu_record()))
-    if why := failure_of(record):
-        raise BuildError(why, [str(line) for line in record.content.get("lines", ())])
-    return True
+        return shop.store.readable(key) or shop.store.put_record(_measure(unit, key, shop, cpu_record()))
 
 
 def _measure(unit: Unit, key: str, shop: Workshop, cpu: Record | None) -> Record:

@@ -34,7 +34,8 @@ class JobQueue:
     """Runs jobs within a budget.
 
     base_bytes : what this process holds anyway
-    stop : set when no further job is to begin, and by run() on an interrupt; jobs that run look at it themselves
+    stop : set by whoever wants no further job to begin, and by run() on an interrupt; jobs that run look at it
+        themselves
     """
 
     def __init__(self, budget: Budget, base_bytes: int, stop: threading.Event) -> None:
@@ -50,11 +51,13 @@ class JobQueue:
         A job that fits no budget fails with OutOfMemoryError; the others run. An exception that is no Error is a bug or
         an interrupt: it stops the rest, and is raised once those that run have ended.
         """
-        errors: dict[str, Error] = {job.name: self._too_large(job) for job in jobs if not self._could_fit(job)}
+        errors: dict[str, Error] = {
+            job.name: self._too_large(job) for job in jobs if not self._could_fit(job)
+        }
         waiting = [job for job in jobs if job.name not in errors]
         with ThreadPoolExecutor(self._budget.workers, thread_name_prefix="fleet") as pool:
             try:
-                while waiting or self._running:
+                while self._running or (waiting and not self._stop.is_set()):
                     for job in self._startable(waiting):
                         waiting.remove(job)
                         self._running[pool.submit(job.run)] = job

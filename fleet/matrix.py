@@ -94,10 +94,12 @@ def github_outputs(jobs: Sequence[Job]) -> str:
     return f"any={'true' if jobs else 'false'}\nmatrix={matrix}\n"
 
 
-def gitlab_pipeline(jobs: Sequence[Job], file: str, include: str | None = None) -> dict[str, Any]:
+def gitlab_pipeline(
+    jobs: Sequence[Job], file: str, include: str | None = None, *, options: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a child pipeline, JSON being YAML; one without work has a job that says so, for GitLab wants one.
 
-    file : the fleet file, as the jobs give it to `plansmith fleet build`
+    file, options : the fleet file, and more words, as the jobs give them to `plansmith fleet build`
     include : a file of the repository with a hidden job ".plansmith" that every job extends: its image, its variables
     """
     pipeline: dict[str, Any] = {"stages": ["build"]}
@@ -108,7 +110,7 @@ def gitlab_pipeline(jobs: Sequence[Job], file: str, include: str | None = None) 
     if not jobs:
         return {**pipeline, _IDLE: {"stage": "build", "script": ["echo 'all engines are current'"]}}
     for job in jobs:
-        command = f"plansmith fleet build --file {shlex.quote(file)} --only {shlex.quote(job.only)}"
+        command = shlex.join(["plansmith", "fleet", "build", "--file", file, "--only", job.only, *options])
         tags: Mapping[str, Any] = {"tags": list(job.runner)} if job.runner else {}
         pipeline[job.name] = {**common, **tags, "script": [command]}
     return pipeline

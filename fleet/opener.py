@@ -13,7 +13,7 @@ from ..runtime.manifest import hash_entries
 from ..runtime.manifest_entries import FileEntry
 from .engines import FleetEngine
 from .fleet_file import Source
-from .settle import Settled, settle
+from .settle import Settled, plain, settle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Opener:
                 self._opened[key] = open_checkpoint(source.path, max_seq_len, source.tokenizer)
             found = self._opened[key].fingerprint(self._hashes)
         except Error as error:
-            raise type(error)(f"{source.where}: {error}") from error
+            raise type(error)(f"{source.where}: {plain(str(error))}") from error
         if source.revision not in (None, found):
             raise CheckpointError(
                 f"{source.where}: {source.path} has the fingerprint {found}, its revision is {source.revision}; get "

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ..builder.build_key import inputs_key
 from ..builder.targets.registry import CPU
 from .changes import Change
 from .compare import Records, UnitState, compare, gate_state
@@ -98,10 +99,11 @@ def _step(fleet: Fleet, state: UnitState) -> Step:
 
 
 def _judges(units: Sequence[Unit]) -> set[str]:
-    """Return the units with which the gates of their engines are measured: those of cpu, else an engine's first."""
+    """Return the units with which gates are measured: of those that ask the same, that of cpu, else the first."""
     names: dict[str, str] = {}
     for unit in sorted(units, key=lambda unit: unit.target.name != CPU):
-        names.setdefault(unit.engine.name, unit.name)
+        if unit.gate_inputs:
+            names.setdefault(inputs_key(unit.gate_inputs), unit.name)
     return set(names.values())
 
 

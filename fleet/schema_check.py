@@ -78,7 +78,8 @@ def _spot(error: jsonschema.ValidationError) -> Spot:
 
 def _unknown(error: jsonschema.ValidationError) -> list[str]:
     known = error.schema.get("properties", {})
-    return [name for name in error.instance if name not in known]
+    free = tuple(one.removeprefix("^") for one in error.schema.get("patternProperties", ()))
+    return [name for name in error.instance if name not in known and not (free and name.startswith(free))]
 
 
 def _sentence(error: jsonschema.ValidationError) -> str:

@@ -15,7 +15,7 @@ from .engines import FleetEngine
 
 # Options that errors of the builder speak of, and what they are called in a fleet file.
 _FIELDS = ("precision", "draft", "group-size", "kv-cache-dtype", "weight-streaming")
-_FLAG = re.compile(rf"--({'|'.join(_FIELDS)}|max_[a-z_]+|tokens_per_block)\b")
+_FLAG = re.compile(rf"--({'|'.join(_FIELDS)}|tokenizer(?=-dir)|max_[a-z_]+|tokens_per_block)(?:-dir)?\b")
 _COMMANDS = re.compile(r"(`?plansmith (?:build|quantize)[^;,`]*)")
 
 

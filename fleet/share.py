@@ -13,7 +13,7 @@ from .build import EngineResult
 from .compare import compare
 from .engines import FleetEngine, engines_of
 from .fleet_file import Fleet
-from .gate_check import failure_of, gates_name
+from .gate_check import failure_of, gates_name, is_verdict_on
 from .selection import select
 from .store.collect import collect
 from .store.collected import Collected
@@ -24,6 +24,8 @@ from .store.record import Record, Ref
 from .store.store import Store
 from .store.transfer import Transferred
 from .units import Unit, member_names
+
+NOT_JUDGED = "its gate was not measured of these plans yet; that is done by plansmith fleet build --push"
 
 
 def push_fleet(
@@ -76,26 +78,35 @@ def pull_fleet(
     for name, ref in gates.items():
         local.set_ref(gates_name(fleet), name, ref)
     absent = tuple(name for name in member_names(fleet) if name in wanted and name not in refs)
-    failures = {name: failure_of(_record(local, ref.key)) for name, ref in gates.items()}
-    engines = [_assembled(one, fleet, refs, local, failures) for one in engines_of(fleet)] if assemble else []
+    verdicts = {name: _record(local, ref.key) for name, ref in gates.items()}
+    engines = [_assembled(one, fleet, refs, local, verdicts) for one in engines_of(fleet)] if assemble else []
     return Pulled(transferred, tuple(one for one in engines if one is not None), absent)
 
 
 def _assembled(
-    engine: FleetEngine, fleet: Fleet, refs: Mapping[str, Ref], local: LocalStore, failures: Mapping[str, str]
+    engine: FleetEngine,
+    fleet: Fleet,
+    refs: Mapping[str, Ref],
+    local: LocalStore,
+    verdicts: Mapping[str, Record],
 ) -> EngineResult | None:
     """Make an engine's directory of the members that were pulled; None where none of its were.
 
-    failures : engine -> why its gate was not passed
+    verdicts : engine -> the record of its gate
     """
     keys = list(dict.fromkeys(refs[name].key for sku in engine.skus if (name := engine.member(sku)) in refs))
     if not keys:
         return None
     path = fleet.output / engine.name
-    if why := failures.get(engine.name):
-        return EngineResult(engine.name, str(path), "failed", why)
     try:
-        made = assemble_engine([_record(local, key) for key in keys], local, path)
+        records = [_record(local, key) for key in keys]
+        if engine.recipe.gate is not None:
+            verdict = verdicts.get(engine.name)
+            if verdict is None or not is_verdict_on(verdict, engine.recipe.gate, records):
+                return EngineResult(engine.name, str(path), "waiting", NOT_JUDGED)
+            if why := failure_of(verdict):
+                return EngineResult(engine.name, str(path), "failed", why)
+        made = assemble_engine(records, local, path)
     except Error as error:
         return EngineResult(engine.name, str(path), "failed", str(error))
     return EngineResult(engine.name, str(path), "assembled" if made else "kept")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
-from ..builder.build import build_engine
 from ..builder.build_report import BuildReport
 from ..builder.checkpoint.hash_cache import HashCache
 from ..builder.progress import Progress
-from ..builder.side_by_side import SideBySide
-from ..runtime.errors import BuildError
+from ..runtime.errors import BuildError, Error
 from ..runtime.manifest import Manifest, load_manifest
 from ..runtime.manifest_fields import to_json
+from .engine_graphs import EngineGraphs
 from .store.local import LocalStore
 from .store.record import Record
 from .stored import forget, is_whole
 from .units import Unit
 
 UNIT = "unit"
+# Of a store's folder: where the logs of failed compiles are left, one a plan.
+LOGS = "logs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Workshop:
     store: LocalStore
     scratch: Path
     hashes: HashCache
-    side_by_side: SideBySide
+    graphs: EngineGraphs
     progress: Progress
 
 
@@ -71,12 +73,46 @@ def build_unit(unit: Unit, shop: Workshop) -> BuiltUnit | None:
 
 
 def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:
+    # They take half a second to import, which a fleet that is there already spares.
+    from ..builder.build import build_engine
+    from ..builder.targets.compiler_process import Stopped
+
+    shared = shop.graphs.of(unit.engine.name)
+
     def progress(_: str, phase: str, done: int, total: int) -> None:
+        if shared.stop.is_set():  # a cpu plan is made in this thread, which nobody can kill
+            raise Stopped
         shop.progress(unit.name, phase, done, total)
 
-    report = build_engine(unit.plan, out, workers=1, progress=progress, side_by_side=shop.side_by_side)
+    try:
+        report = build_engine(unit.plan, out, workers=1, progress=progress, side_by_side=shared)
+    except Error as error:
+        _keep_logs(unit, out, shop.store.root / LOGS, error)
+        raise
+    for log in _logs(unit, shop.store.root / LOGS):
+        log.unlink(missing_ok=True)
     unit.checkpoint.check_unchanged(shop.hashes)
     return report
+
+
+def _keep_logs(unit: Unit, out: Path, folder: Path, error: Error) -> None:
+    """Move the logs of a failed compile to where they outlive its directory, and have the error tell that place."""
+    text = str(error)
+    for log in out.parent.glob(f"{out.name}.*.log"):
+        kept = folder / log.name.replace(out.name, _log_stem(unit))
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            text = text.replace(str(log), str(shutil.move(log, kept)))
+    error.args = (text, *error.args[1:])
+
+
+def _logs(unit: Unit, folder: Path) -> list[Path]:
+    """Return the logs that earlier failures of a unit left."""
+    return list(folder.glob(f"{_log_stem(unit)}.*.log"))
+
+
+def _log_stem(unit: Unit) -> str:
+    return unit.name.replace("/", ".").replace("@", ".")
 
 
 def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
@@ -86,6 +122,7 @@ def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
             f"{unit.name}: the tokenizer of {unit.checkpoint.path} changed while it was compiled, so what came of it "
             "is thrown away; run it again once nobody writes there"
         )
+    _check_kernels(unit, manifest, out)
     return Record(
         key=unit.key,
         kind=UNIT,
@@ -94,6 +131,16 @@ def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
         content={"manifest": to_json(manifest), "report": _targets(out)},
         provenance=_provenance(manifest),
     )
+
+
+def _check_kernels(unit: Unit, manifest: Manifest, out: Path) -> None:
+    """Refuse a plan whose kernels could not be made: its key says that it has them, so nobody would make them again."""
+    (entry,) = manifest.targets.values()
+    if unit.inputs.get("kernels.key") and not entry.kernel_files():
+        notes = "; ".join(note for one in _targets(out).values() for note in one["notes"])
+        raise BuildError(
+            f"{unit.name}: its kernels could not be compiled, run it again once that is mended ({notes})"
+        )
 
 
 def _files(out: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from .engines import FleetEngine, engines_of
 from .fleet_file import Fleet, FleetSku
 from .opener import OpenedEngine, Opener
 from .selection import select
+from .target_facts import TargetFacts, facts_of
 from .unit_inputs import gate_inputs, unit_inputs
 
 if TYPE_CHECKING:
@@ -116,12 +117,15 @@ def units_of(fleet: Fleet, *, only: Sequence[str] = (), hashes: HashCache | None
     names = {_name(*one): [one[0].member(sku) for sku in _skus(*one)] for one in pieces}
     wanted = select(names, only)
     opened: dict[str, OpenedEngine] = {}
+    facts: dict[Target, TargetFacts] = {}
     units = []
     for engine, target in pieces:
         if _name(engine, target) in wanted:
             if engine.name not in opened:
                 opened[engine.name] = opener.open(engine)
-            units.append(_unit(engine, target, opened[engine.name]))
+            if target not in facts:
+                facts[target] = facts_of(target)
+            units.append(_unit(engine, facts[target], opened[engine.name]))
     return units
 
 
@@ -140,11 +144,11 @@ def _name(engine: FleetEngine, target: Target) -> str:
     return f"{engine.model.name}/{engine.recipe.name}/{target.name}{apart}"
 
 
-def _unit(engine: FleetEngine, target: Target, opened: OpenedEngine) -> Unit:
-    settled, spec = opened.settled, opened.checkpoint.spec
+def _unit(engine: FleetEngine, facts: TargetFacts, opened: OpenedEngine) -> Unit:
+    target, settled, spec = facts.target, opened.settled, opened.checkpoint.spec
     recipes = [settled.recipe] if settled.draft is None else [settled.recipe, settled.draft]
     why = settled.refused.get(target.name)
-    inputs, unknown = unit_inputs(target, opened, streams=engine.recipe.weight_streaming)
+    inputs, unknown = unit_inputs(facts, opened, streams=engine.recipe.weight_streaming)
     return Unit(
         name=_name(engine, target),
         engine=engine,
@@ -158,7 +162,7 @@ def _unit(engine: FleetEngine, target: Target, opened: OpenedEngine) -> Unit:
         inputs=inputs,
         gate_inputs=gate_inputs(opened, engine.recipe.gate),
         unknown=unknown,
-        buildable=buildable(target, spec, recipes) if why is None else refused(target, why),
+        buildable=refused(target, why) if why else buildable(target, facts.lack, spec, recipes),
         weight_bytes=sum(_weight_bytes(spec, recipe) for recipe in recipes),
     )
 

@@ -51,8 +51,8 @@ class EngineOptions:
     scheduler_policy : "guaranteed_no_evict" or "max_utilization"
     enable_chunked_context : cut prompts to fit the token budget of a step
     max_queue_size : requests waiting; 0 = 1024
-    kv_cache_bytes : hard cap of the KV pools, the draft's included; 0 = max_batch_size x max_seq_len, at most 1 GiB;
-        on a GPU target a share of its free memory
+    kv_cache_bytes : hard cap of the KV pools, the draft's included; 0 = max_batch_size x max_seq_len, at most 1 GiB,
+        and less where an engine directory is opened and memory is short; on a GPU target a share of its free memory
     kv_cache_free_gpu_mem_fraction : that share, of what is free beside weights, scratch and staging; (0, 1]
     iter_stats_max_iterations : step records kept
     manual_step : no thread; the caller runs every step

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..sizing.cpu_memory import DEFAULT_NUM_TOKENS
+from .admission import Demand, admit, read_plans
 from .batch import ModelInfo
 from .engine_options import EngineOptions
 from .errors import EngineFileError, Error, InvalidArgumentError, UnsupportedError
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from .executors.executor import TensorRtExecutor
 
 SPECULATIONS = ("auto", "off", "ngram", "model")
-# A step of so many tokens keeps a CPU's matrix products at their peak already; longer ones only delay first tokens.
-_CPU_TOKEN_BUDGET = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +69,11 @@ class Opening:
         if self.target != CPU:
             return self._gpu_executors(gpu or GpuOptions(), cpu)
         self.options.to_struct()  # refuses what is wrong before anything is opened
-        tokens = self.options.max_num_tokens
+        cpu, options = self._admitted(cpu)
+        tokens = options.max_num_tokens
         executor = _open(self.manifest.plan_path(self.target), self.manifest, cpu, tokens)
         if self.draft is None or self.draft_file is None:
-            return executor, self.options, None
+            return executor, options, None
         try:
             draft = _open(
                 self.draft.path(self.draft_file), self.draft, dataclasses.replace(cpu, profile=False), tokens
@@ -80,7 +81,34 @@ class Opening:
         except Error:
             executor.close()
             raise
-        return executor, dataclasses.replace(self.options, draft_mode="model", draft_executor=draft), None
+        return executor, dataclasses.replace(options, draft_mode="model", draft_executor=draft), None
+
+    def _admitted(self, cpu: CpuOptions) -> tuple[CpuOptions, EngineOptions]:
+        """Return the options with which the cpu plans fit into memory; raises OutOfMemoryError where none do."""
+        paths = [self.manifest.plan_path(self.target)]
+        if self.draft is not None and self.draft_file is not None:
+            paths.append(self.draft.path(self.draft_file))
+        plans, options = read_plans(paths), self.options
+        if not plans:
+            return cpu, options
+        rank = 64 if cpu.max_adapter_rank is None else cpu.max_adapter_rank
+        found = admit(
+            Demand(
+                f"target {self.target} of {self.manifest.root}",
+                plans,
+                cpu.num_threads,
+                cpu.weights,
+                0 if cpu.max_adapters == 0 else rank,
+                options.max_batch_size,
+                options.max_num_tokens,
+                options.kv_cache_bytes,
+                options.host_cache_bytes,
+            )
+        )
+        return (
+            dataclasses.replace(cpu, weights=found.weights),
+            dataclasses.replace(options, kv_cache_bytes=found.kv_cache_bytes),
+        )
 
     def _gpu_executors(
         self, gpu: GpuOptions, cpu: CpuOptions
@@ -150,7 +178,7 @@ def plan_opening(
 
         target = usable_target(manifest, device=device)
     if target == CPU and made.max_num_tokens == 0 and made.enable_chunked_context:
-        budget = min(max(_CPU_TOKEN_BUDGET, made.max_batch_size), manifest.limits.max_num_tokens)
+        budget = min(max(DEFAULT_NUM_TOKENS, made.max_batch_size), manifest.limits.max_num_tokens)
         made = dataclasses.replace(made, max_num_tokens=budget)
     manifest.target(target)
     _check_speculation(speculation, draft)

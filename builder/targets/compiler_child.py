@@ -221,7 +221,7 @@ def write_plan(
 def serve(argv: list[str], run: Callable[[dict[str, Any], TextIO], None]) -> int:
     """Run the job file argv[1], reporting to the descriptor argv[2]; 0 = done."""
     job = json.loads(Path(argv[1]).read_text())
-    die_with_parent(job["parent_pid"])
+    die_with_parent(int(job["parent_pid"]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
     with os.fdopen(int(argv[2]), "w") as events:
         try:

@@ -131,7 +131,7 @@ def _child(
     try:
         # `-m` puts the working directory first on sys.path: the scratch directory, which holds no Python.
         process = subprocess.Popen(
-            [compiler.python, "-m", compiler.module, job_path.name, str(write_fd)],
+            [compiler.python, "-m", compiler.module, job_path.name, f"{write_fd:06}"],
             cwd=scratch,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).absolute()) for p in sys.path)},
             stdin=subprocess.DEVNULL,

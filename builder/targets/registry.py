@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn, cast
 
 from ...runtime.errors import InvalidArgumentError, UnsupportedError
+from ...sizing.releases import CPU_PLAN_FORMAT
 from ..checkpoint import Checkpoint
 from ..precision import PRECISIONS, RECIPES, FloatType, Precision, of_checkpoint, precision
 from ..spec import DecoderSpec
@@ -174,9 +175,7 @@ def compiler_version(target: Target) -> str:
         return rtx.check_installed()
     if target.compiler == "tensorrt":
         return tensorrt.installed_version()
-    from .cpu.plan_file import FORMAT_VERSION
-
-    return f"format-{FORMAT_VERSION}"
+    return f"format-{CPU_PLAN_FORMAT}"
 
 
 def choose_precision(name: str, checkpoint: Checkpoint, targets: Sequence[Target]) -> Precision:

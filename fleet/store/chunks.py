@@ -15,11 +15,11 @@ from .fields import Refuse
 from .names import is_key
 
 # In bytes. Seven plans of one model at 298 MB (docs/store.md): with 512 KiB a further plan adds 2 to 13 MB in 434
-# chunks; with 256 KiB 2 to 11 MB, but in 946; with 1 MiB 7 to 22 MB, in 214. Stores may mix sizes: cuts that differ
+# chunks; with 256 KiB 2 to 11 MB, but in 946; with 1 MiB 7 to 23 MB, in 214. Stores may mix sizes: cuts that differ
 # cost room, nothing else.
 AVERAGE_BYTES = 512 << 10
-MIN_BYTES = 128 << 10
-MAX_BYTES = 2 << 20
+MIN_BYTES = AVERAGE_BYTES // 4
+MAX_BYTES = AVERAGE_BYTES * 4
 # What a reader takes; larger than what is cut, so that another version may cut otherwise.
 MAX_READ_BYTES = 16 << 20
 
@@ -45,14 +45,15 @@ class FileList:
         return sum(chunk.size for chunk in self.chunks)
 
 
-def cut(path: pathlib.Path) -> Iterator[bytes]:
+def cut(path: pathlib.Path, average_bytes: int = AVERAGE_BYTES) -> Iterator[bytes]:
     """Return the pieces of a file, in order. The cuts depend on what is near them alone.
 
     Each piece is a copy: a file that changes meanwhile cannot make a piece differ from its hash.
     """
     if path.stat().st_size == 0:
         return
-    for chunk in FastCDC(AVERAGE_BYTES, min_size=MIN_BYTES, max_size=MAX_BYTES).cut_file(path):
+    cutter = FastCDC(average_bytes, min_size=average_bytes // 4, max_size=average_bytes * 4)
+    for chunk in cutter.cut_file(path):
         yield bytes(chunk.data)
 
 

@@ -30,6 +30,7 @@ class LocalStore(Store):
 
     objects: Folder
     fix = "delete that file, then build or pull again"
+    fix_missing = "build or pull again"
 
     def __init__(
         self, root: pathlib.Path, trust: Sequence[PublicKey] = (), key: PrivateKey | None = None
@@ -147,7 +148,7 @@ class LocalStore(Store):
     def _extract(self, file: FileRef, target: pathlib.Path) -> None:
         made = self.file_list(file.sha256)
         if made is None:
-            raise self.refuse(list_name(file.sha256))(f"is missing ({file.path})")
+            raise self.missing(list_name(file.sha256), file.path)
         if made.size != file.size:
             raise self.refuse(list_name(file.sha256))(
                 f"is of a file of {made.size} bytes, the record's {file.path} has {file.size}"

@@ -57,11 +57,16 @@ def own(path: pathlib.Path, blocking: bool) -> Held | None:
 
     The file holds its holder's process id.
     """
+    tries = 3  # who asks `is_held` has it for a moment
     while True:
         try:
             descriptor = _lock(path, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
         except BlockingIOError:
-            return None
+            tries -= 1
+            if tries == 0:
+                return None
+            time.sleep(0.001)
+            continue
         # Its last holder may have removed the file between our open and our lock: then it locks nobody out.
         if _is_at(descriptor, path):
             with contextlib.suppress(OSError):  # for whoever looks; a full disk locks as well

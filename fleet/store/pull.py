@@ -65,7 +65,7 @@ def _list(remote: Store, local: LocalStore, file: FileRef) -> FileList:
     if made is None or made.size != file.size:
         made = remote.file_list(file.sha256)
     if made is None:
-        raise refuse(f"is missing ({file.path})")
+        raise remote.missing(list_name(file.sha256), file.path)
     if made.size != file.size:
         raise refuse(f"is of a file of {made.size} bytes, the record's {file.path} has {file.size}")
     return made

@@ -86,7 +86,7 @@ def _list(local: LocalStore, file: FileRef, record: Record | None) -> FileList |
     """Return a file's list. A record of the other side (record is None) may name files that only it has."""
     made = local.file_list(file.sha256)
     if made is None and record is not None:
-        raise local.refuse(list_name(file.sha256))(f"is missing ({file.path} of record {record.key})")
+        raise local.missing(list_name(file.sha256), f"{file.path} of record {record.key}")
     return made
 
 

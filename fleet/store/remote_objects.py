@@ -52,11 +52,14 @@ class RemoteObjects:
         if not replace and self.has(name):
             return False
         with self._errors("writing", name):
-            self._make_parents(name)
-            if self._whole_puts:
-                self._fs.pipe_file(self._path(name), data)
-            else:
-                self._put_aside(name, data)
+            try:
+                self._make_parents(name)
+                if self._whole_puts:
+                    self._fs.pipe_file(self._path(name), data)
+                else:
+                    self._put_aside(name, data)
+            except FileNotFoundError as error:
+                raise self._failed("writing", name, error) from error  # no such bucket
         return True
 
     def has(self, name: str) -> bool:
@@ -203,10 +206,13 @@ class RemoteObjects:
         except (Error, FileNotFoundError):
             raise
         except Exception as error:
-            raise RemoteError(
-                f"{doing} {name} of {self.url} failed ({type(error).__name__}: {error}); check the address, the "
-                "network and your credentials, then run it again: what was sent stays"
-            ) from error
+            raise self._failed(doing, name, error) from error
+
+    def _failed(self, doing: str, name: str, error: Exception) -> RemoteError:
+        return RemoteError(
+            f"{doing} {name} of {self.url} failed ({type(error).__name__}: {error}); check the address, the network "
+            "and your credentials, then run it again: what was sent stays"
+        )
 
 
 def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:

@@ -38,6 +38,7 @@ class Store:
     """
 
     fix = "delete it there, then push again from a store that has it"
+    fix_missing = "push again from a store that has it"
 
     def __init__(
         self, objects: Objects, trust: Sequence[PublicKey] = (), key: PrivateKey | None = None
@@ -83,6 +84,7 @@ class Store:
 
     def refs(self, fleet: str) -> dict[str, Ref]:
         """Return the refs of a fleet by member."""
+        self.check()
         ref_name(fleet, "any")
         found = (member_of(name) for name in self.objects.names(f"{REFS}/{fleet}"))
         refs = {member: self.ref(one, member) for one, member in filter(None, found)}
@@ -194,7 +196,7 @@ class Store:
         name = chunk_name(chunk.sha256)
         data = self.objects.read(name, limit=chunk.size)
         if data is None:
-            raise self.refuse(name)("is missing")
+            raise self.missing(name)
         if len(data) != chunk.size:
             more = "more than " if len(data) > chunk.size else ""
             got = f"{more}{min(len(data), chunk.size)}"
@@ -206,6 +208,10 @@ class Store:
     def refuse(self, name: str) -> Refuse:
         """Return what makes the errors of an object."""
         return lambda what: DamagedError(self.url, name, what, self.fix)
+
+    def missing(self, name: str, note: str = "") -> DamagedError:
+        """Return the error of an object that ought to be there."""
+        return DamagedError(self.url, name, f"is missing{note and f' ({note})'}", self.fix_missing)
 
     def check(self) -> None:
         """Raise EngineFileError for a store of another version, InvalidArgumentError for what is no store."""

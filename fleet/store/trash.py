@@ -25,6 +25,8 @@ from .remote_objects import STAMP, RemoteObjects
 from .store import Store
 from .threads import side_by_side
 
+_STEP_S = 600
+
 
 class _Listing:
     """The names of a remote store, kept true while objects are moved; `trash` has the newest place of each name."""
@@ -42,20 +44,22 @@ class _Listing:
                 self.trash[name] = place
 
     def below(self, folder: str) -> set[str]:
+        """Return the names in a folder."""
         return {name for name in self.here if name.startswith(f"{folder}/")}
 
     def restore(self, names: Iterable[str]) -> int:
         """Put back what is named and absent; return how many that were."""
         absent = sorted(name for name in names if name not in self.here and name in self.trash)
         self._each(lambda name: self.objects.move(self.trash[name], name), absent)
-        self.old = [place for place in self.old if place not in {self.trash[name] for name in absent}]
+        restored = {self.trash[name] for name in absent}
+        self.old = [place for place in self.old if place not in restored]
         self.here |= set(absent)
         return len(absent)
 
     def take_aside(self, names: Sequence[str]) -> int:
-        """Move objects to trash/, each under the time when that was, and return their bytes."""
+        """Move objects to trash/, each under a time soon after, and return their bytes."""
         num_bytes = sum(side_by_side(self.objects.size, names, self.objects.jobs))
-        self._each(lambda name: self.objects.move(name, f"{TRASH}/{_now():{STAMP}}/{name}"), names)
+        self._each(lambda name: self.objects.move(name, f"{TRASH}/{_stamp()}/{name}"), names)
         return num_bytes
 
     def remove(self, names: Sequence[str]) -> int:
@@ -102,6 +106,12 @@ def collect_remote(
         aside_bytes=aside_bytes,
         restored=restored,
     )
+
+
+def _stamp() -> str:
+    """Return a time that is not before now, one of few: each is a folder that readers look into."""
+    now = _now()
+    return (now + datetime.timedelta(seconds=_STEP_S - now.timestamp() % _STEP_S)).strftime(STAMP)
 
 
 def _now() -> datetime.datetime:

@@ -103,7 +103,7 @@ def _check_files(store: Store, record: Record) -> None:
         name = list_name(file.sha256)
         made = store.file_list(file.sha256)
         if made is None:
-            raise store.refuse(name)(f"is missing ({file.path} of record {record.key})")
+            raise store.missing(name, f"{file.path} of record {record.key}")
         if made.size != file.size:
             raise store.refuse(name)(f"is of {made.size} bytes, the record {record.key} says {file.size}")
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...sizing.memory import VALUE_BYTES, blocks_for
+from ...sizing.memory import size_text as size_text
 from ..errors import OutOfMemoryError
 from ..manifest import Manifest
 from .pools import BlockShape
 
 # Left to CUDA for modules, local memory of kernels and graphs, on large devices.
 MARGIN = 256 << 20
-_VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 # Bytes a weight, scales included, of the precisions that make a plan smaller.
 _SMALLER = {"int8": 1.03, "int4": 0.57}
 
@@ -21,7 +22,7 @@ _SMALLER = {"int8": 1.03, "int4": 0.57}
 def block_shape(manifest: Manifest, target: str) -> BlockShape:
     """Return a KV block of a target's plan."""
     model = manifest.model
-    kv = _VALUE_BYTES[manifest.target(target).kv_dtype]
+    kv = VALUE_BYTES[manifest.target(target).kv_dtype]
     return BlockShape(
         model.num_layers, model.num_kv_heads, manifest.limits.tokens_per_block, model.head_dim, kv
     )
@@ -78,7 +79,7 @@ class Demand:
     def sequence_bytes(self) -> int:
         """KV pools of one sequence of full length: the least that an engine can serve its limits with."""
         limits = self.manifest.limits
-        return -(-limits.max_seq_len // limits.tokens_per_block) * self.shape.block_bytes
+        return blocks_for(limits.max_seq_len, limits.tokens_per_block) * self.shape.block_bytes
 
     def check(self, kv_cache_bytes: int) -> None:
         """Raise OutOfMemoryError when the plan and its pools do not fit, with what would.
@@ -173,13 +174,3 @@ def weight_budget(streamable: int, free: int, others: int, kv_bytes: int, margin
             f"cache, and {size_text(free)} are free; lower kv_cache_bytes, or build with a smaller max_batch_size"
         )
     return min(streamable, room)
-
-
-def size_text(num_bytes: int) -> str:
-    """Return bytes for people, e.g. "3.2 GiB"."""
-    size = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

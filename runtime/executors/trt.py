@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from ...sizing import releases
 from ..errors import CudaError, EngineFileError, OutOfMemoryError, UnsupportedError
 
 Shape = tuple[int, ...]
@@ -96,20 +97,15 @@ class Library:
         return self.compiler == "tensorrt_rtx"
 
     def check_version(self, built_with: str, rebuild: str) -> None:
-        """Refuse a plan that this version cannot read: TensorRT's are bound to the version that made them.
+        """Refuse a plan that this version cannot read: plans are tied to the release that made them.
 
         built_with : the manifest's compiler_version; rebuild : the command to name
         """
-        made = tuple(int(part) for part in re.findall(r"\d+", built_with))
-        if not made:
-            return
-        # TensorRT-RTX reads plans of its own minor version; TensorRT those of its own major, minor and patch.
-        count = 2 if self.is_rtx else 3
-        if made[:count] != self.version[:count]:
+        if not releases.is_same_release(self.compiler, built_with, self.version_text):
             raise UnsupportedError(
                 f"the plan was built with {self.compiler} {built_with}, {self.version_text} is installed, and plans "
-                f"are bound to their version; install {self.compiler.replace('_', '-')}=={built_with}, or rebuild "
-                f"with: {rebuild}"
+                f"run on their own release alone ({releases.release(self.compiler, built_with)}); install "
+                f"{releases.COMPILERS[self.compiler].package}=={built_with}, or rebuild with: {rebuild}"
             )
 
     @property
@@ -124,12 +120,15 @@ class Library:
     def check_driver(self, version: tuple[int, int]) -> None:
         """Refuse a driver that is older than the CUDA version that the library is made for."""
         needed = self.cuda_major
-        if needed is not None and version[0] < needed:
-            raise UnsupportedError(
-                f"the NVIDIA driver supports CUDA {version[0]}.{version[1]}, {self.compiler} {self.version_text} is "
-                f"made for CUDA {needed}; install a newer driver, or the library for CUDA {version[0]}: "
-                f"{self.compiler.replace('_', '-')}-cu{version[0]}"
-            )
+        if needed is None or releases.takes_cuda(version, needed):
+            return
+        branch = releases.cuda_branch(self.compiler, needed)
+        newer = "a newer driver" if branch is None else f"a driver of r{branch} or later"
+        raise UnsupportedError(
+            f"the NVIDIA driver supports CUDA {version[0]}.{version[1]}, {self.compiler} {self.version_text} is "
+            f"made for CUDA {needed}; install {newer}, or the library for CUDA {version[0]}: "
+            f"{releases.COMPILERS[self.compiler].package}-cu{version[0]}"
+        )
 
     def deserialize(self, plan: Any) -> TrtPlan:
         """Return the plan of its bytes, with a current context; its weights go to the device.

@@ -160,7 +160,7 @@ def test_errors_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ModuleNotFoundError("No module named 'x'"),
             1,
-            "'plansmith[rtx,verify,guided,quantize,serve,triton]'",
+            "'plansmith[rtx,verify,guided,quantize,serve,triton,fleet]'",
         ),
         (ModuleNotFoundError("No module 'uvicorn.x'", name="uvicorn.x"), 1, "'plansmith[serve]'"),
         (ZeroDivisionError("division by zero"), 1, "ZeroDivisionError: division by zero; this is a bug"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import pathlib
@@ -47,6 +48,17 @@ def sample(root: pathlib.Path) -> m.Manifest:
         flags=(),
         key="0" * 64,
         seconds=1.5,
+        provenance=e.ProvenanceEntry(
+            created="2026-01-30T12:00:00Z",
+            plansmith_version="0.0.9",
+            host=e.HostEntry(
+                os="Linux", machine="aarch64", cpu="other", cpus=4, memory_bytes=1 << 33, python="3.12"
+            ),
+            platform="linux-aarch64",
+            gpus=(),
+            tools=("python 3.12.1", "numpy 2.4.6"),
+            inputs={"limits.max_batch_size": "4", "kernel_compiler": ""},
+        ),
     )
     manifest = m.Manifest(
         schema_version=m.SCHEMA_VERSION,
@@ -121,6 +133,31 @@ def test_round_trip(tmp_path: pathlib.Path) -> None:
     assert loaded.to_text() == manifest.to_text()
     loaded.check_files(hashes=True)
     assert loaded.plan_path("cpu").read_bytes() == PLAN
+
+
+def test_every_target_that_can_be_built_can_be_read(root: pathlib.Path) -> None:
+    manifest = m.load_manifest(root)
+    targets = dict.fromkeys(m.BUILDABLE, manifest.targets["cpu"])
+    draft = e.DraftEntry("int4", targets)
+    (root / m.MANIFEST_NAME).write_text(dataclasses.replace(manifest, targets=targets, draft=draft).to_text())
+    loaded = m.load_manifest(root)
+    assert list(loaded.targets) == list(m.BUILDABLE) and "sm89-tensorrt" in loaded.targets
+    assert loaded.targets == targets and loaded.draft == draft
+
+
+def test_a_manifest_from_before_has_no_provenance(root: pathlib.Path) -> None:
+    edit(root, lambda content: content["targets"]["cpu"].pop("provenance"))
+    text = (root / m.MANIFEST_NAME).read_text()
+    loaded = m.load_manifest(root)
+    assert loaded.targets["cpu"].provenance is None
+    assert "provenance" not in loaded.to_text() and json.loads(loaded.to_text()) == json.loads(text)
+
+
+def test_tools_of_a_plan(root: pathlib.Path) -> None:
+    own = m.load_manifest(root).targets["cpu"].provenance
+    assert own is not None
+    assert own.tool_version("numpy") == "2.4.6"
+    assert own.tool_version("nump") is None
 
 
 def test_contract_version_is_the_builders() -> None:
@@ -218,6 +255,20 @@ def set_at(path: str, value: Any) -> Any:
         ("targets/cpu/files/0/path", "targets/./x", "a relative path inside"),
         ("targets/cpu/files/0/path", "a\u0000b", "a relative path inside"),
         ("targets/CPU X", {}, "lower-case letters"),
+        ("targets/-cpu", {}, "lower-case letters"),
+        ("targets/cpu/provenance", None, "provenance is None, it must be an object"),
+        ("targets/cpu/provenance/created", "now", "a UTC time"),
+        ("targets/cpu/provenance/host/cpus", 0, r"provenance\.host\.cpus is 0"),
+        ("targets/cpu/provenance/platform", "", "printable"),
+        ("targets/cpu/provenance/tools", {"numpy": "2"}, "a list"),
+        ("targets/cpu/provenance/tools", ["a\n1"], "printable"),
+        ("targets/cpu/provenance/gpus", [1], "printable"),
+        ("targets/cpu/provenance/inputs", ["a"], "inputs is \\['a'\\], it must be an object"),
+        ("targets/cpu/provenance/inputs/key", 1, r"inputs\.key is 1, it must be a text"),
+        ("targets/cpu/provenance/inputs/key", "a\tb", "printable"),
+        ("targets/cpu/provenance/inputs/key", "a" * ((1 << 16) + 1), "up to 65536"),
+        ("targets/cpu/provenance/inputs/a b", "", "a name in .*inputs is 'a b'"),
+        ("targets/cpu/provenance/surprise", 1, "has a field 'surprise'"),
     ],
 )
 def test_each_rule(root: pathlib.Path, path: str, value: Any, words: str) -> None:

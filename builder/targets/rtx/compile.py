@@ -129,7 +129,7 @@ def _job(
         "profiles": profiles.as_json(made, inputs),
         "kv_updates": 2 * spec.num_layers,
         "weight_streaming": weight_streaming,
-        "parent_pid": os.getpid(),
+        "parent_pid": f"{os.getpid():010}",  # the job's text has one length, see fixed_layout.py
     }
     return job, compute
 

@@ -22,7 +22,7 @@ _KEPT = ("HOME", "LANG", "LC_", "LD_", "PATH", "PLANSMITH_", "PYTHON", "TMP", "T
 _STACK_STEP_BYTES = 64 << 10
 _ENTRY_STEP = 64
 # Without it the working directory's path is on the interpreter's heap, and moves what comes after.
-_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+_SAFE_PATH = {"PYTHONSAFEPATH": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 
 
 def exec_with_fixed_layout() -> None:

@@ -85,7 +85,9 @@ def compile_many(
             if job.lowered is not None:
                 files[id(job.model)] = job.lowered
             elif id(job.model) not in files:
-                files[id(job.model)] = Path(scratch) / f"graph{len(files)}.onnx"
+                # The file's own name reaches the compiler, see fixed_layout.py: it is the same wherever it lies.
+                files[id(job.model)] = Path(scratch) / str(len(files)) / "graph.onnx"
+                files[id(job.model)].parent.mkdir()
                 save_lowered(job.model, files[id(job.model)])
         return _run_all(jobs, files, workers_for(jobs, max_workers), StopSignal(stop))
 

@@ -1,0 +1,87 @@
+"""Whether an engine's plan fits a GPU's memory, for `plansmith inspect --runs-on`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from ..sizing.memory import (
+    VALUE_BYTES,
+    Load,
+    MemoryUse,
+    ModelShape,
+    gpu_use,
+    kv_room,
+    sequences_that_fit,
+    size_text,
+)
+
+if TYPE_CHECKING:
+    from ..runtime.manifest import Manifest
+    from ..sizing.skus import Sku
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What a plan takes of a GPU, bytes, and how many sequences at max_seq_len its pools then hold at a time.
+
+    use : with KV of one sequence at full length; weights that may stay in host memory are not counted
+    least : what weights and one KV block take, which is exact where the rest is estimated
+    sequences : at most max_batch_size
+    """
+
+    use: MemoryUse
+    least: int
+    memory_bytes: int
+    max_seq_len: int
+    sequences: int
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether weights and the smallest pools are more than the GPU has."""
+        return self.least > self.memory_bytes
+
+    def words(self) -> str:
+        """Say it."""
+        held = f"{self.use.words()}, of {size_text(self.memory_bytes)}"
+        if self.sequences:
+            count = f"{self.sequences} sequence{'s' * (self.sequences > 1)}"
+            return f"{count} of {self.max_seq_len} tokens at a time (one takes: {held})"
+        return f"not one sequence of {self.max_seq_len} tokens fits ({held})"
+
+
+def fit(manifest: Manifest, name: str, sku: Sku) -> Fit:
+    """Return how a GPU target, and its draft where there is one, fit a GPU."""
+    model, limits = manifest.model, manifest.limits
+    shape = ModelShape(
+        model.num_layers,
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        model.hidden_size,
+        model.intermediate_size,
+        model.vocab_size,
+    )
+    load = Load(limits.max_seq_len, 1, limits.max_batch_size, limits.max_num_tokens, limits.tokens_per_block)
+    entry = manifest.targets[name]
+    draft = None if manifest.draft is None else manifest.draft.targets.get(name)
+    plans = [entry] if draft is None else [entry, draft]
+    weights = sum(file.size for one in plans if not one.streams_weights for file in one.plan_files())
+    value_bytes = sum(VALUE_BYTES[one.kv_dtype] for one in plans)  # both have pools of the same blocks
+    use = gpu_use(
+        shape,
+        load,
+        weights,
+        kv_value_bytes=value_bytes,
+        compute_bytes=VALUE_BYTES[entry.compute_dtype],
+        gathers_pages=entry.token_layout == "rectangular",
+    )
+    block = model.kv_bytes_per_token(entry.kv_dtype) * limits.tokens_per_block
+    room = kv_room(use, sku.memory_bytes)
+    return Fit(
+        use=use,
+        least=weights + block,
+        memory_bytes=sku.memory_bytes,
+        max_seq_len=limits.max_seq_len,
+        sequences=sequences_that_fit(shape, load, kv_value_bytes=value_bytes, room_bytes=room),
+    )
