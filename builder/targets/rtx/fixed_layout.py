@@ -21,25 +21,30 @@ _KEPT = ("HOME", "LANG", "LC_", "LD_", "PATH", "PLANSMITH_", "PYTHON", "TMP", "T
 # What arguments and environment are padded to; larger ones to the next multiple. A Linux process may have 2 MiB.
 _STACK_STEP_BYTES = 64 << 10
 _ENTRY_STEP = 64
-# Without it the working directory's path is on the interpreter's heap, and moves what comes after.
-_SAFE_PATH = {"PYTHONSAFEPATH": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "1048576"}
+_SET = {
+    "PYTHONSAFEPATH": "1",  # else the working directory's path is on the interpreter's heap, and moves what comes after
+    # Weights go back to the system as soon as they are freed. The C library's own thresholds grow with what is
+    # allocated, and keep up to a fifth of a compile's peak.
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 10),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 20),
+}
 
 
 def exec_with_fixed_layout() -> None:
-    """Start the running program again with its memory at fixed addresses; return where it already is, or cannot be.
+    """Start the running program again with its memory at fixed addresses; return where that was done.
 
-    Containers may forbid it (Docker's default seccomp profile does): then the program goes on as it is, and its output
-    may differ from run to run in bytes that mean nothing.
+    Containers may forbid fixed addresses (Docker's default seccomp profile does): then only the allocator is set, and
+    the output may differ from run to run in the order of what it lists and in bytes that mean nothing.
     """
     if os.environ.pop(_MARK, None) is not None or platform.system() != "Linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
     current = libc.personality(ctypes.c_ulong(_GET_PERSONALITY))
-    if current < 0 or libc.personality(ctypes.c_ulong(current | _ADDR_NO_RANDOMIZE)) < 0:
-        return
+    if current >= 0:
+        libc.personality(ctypes.c_ulong(current | _ADDR_NO_RANDOMIZE))
     arguments = [sys.executable, *sys.orig_argv[1:]]
     kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
-    os.execve(sys.executable, arguments, padded({**kept, **_SAFE_PATH, _MARK: "1"}, arguments))
+    os.execve(sys.executable, arguments, padded({**kept, **_SET, _MARK: "1"}, arguments))
 
 
 def padded(environment: dict[str, str], arguments: list[str]) -> dict[str, str]:

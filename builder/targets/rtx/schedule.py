@@ -12,8 +12,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ...graph import weight_bytes
-from ...graph.contract import is_pool
 from ...limits import Limits
 from ...machine import available_memory_bytes
 from ...spec import DecoderSpec
@@ -21,13 +19,7 @@ from .. import support
 from ..compiler_process import CompileResult, Progress, Stopped
 from . import lowering, targets
 from .compile import compile_plan, save_lowered
-
-# Peak memory of one compile = BASE + LAYER * layers + FACTOR * bytes of the weights. Measured with TensorRT-RTX 1.7:
-# 0.32 GB for two tiny layers; 30 layers of SmolLM2-135M 1.43 GB in fp16 (270 MB of weights) and 1.14 GB in int4
-# (85 MB). The model gives 1.6 GB and 1.2 GB for these; for models of many gigabytes it is extrapolated.
-PEAK_BASE_BYTES = 300 << 20
-PEAK_LAYER_BYTES = 25 << 20
-PEAK_FACTOR = 2.0
+from .peak_memory import predicted_peak_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +38,6 @@ class CompileJob:
     progress: Progress | None = None
     weight_streaming: bool = False
     lowered: Path | None = None
-
-
-def predicted_peak_bytes(model: ir.Model) -> int:
-    """Return the memory that compiling the graph is expected to need at its peak."""
-    layers = sum(is_pool(str(v.name)) for v in model.graph.inputs) // 2
-    return PEAK_BASE_BYTES + PEAK_LAYER_BYTES * layers + int(PEAK_FACTOR * sum(weight_bytes(model).values()))
 
 
 def workers_for(jobs: Sequence[CompileJob], max_workers: int | None = None) -> int:

@@ -22,7 +22,7 @@ from plansmith.builder.graph import build_graph, weight_bytes
 from plansmith.builder.precision import precision
 from plansmith.builder.targets.compiler_child import CompileFailed, set_memory_flags
 from plansmith.builder.targets.compiler_process import CompileResult, Stopped
-from plansmith.builder.targets.rtx import child, profiles, schedule, targets
+from plansmith.builder.targets.rtx import child, peak_memory, profiles, schedule, targets
 from plansmith.builder.targets.rtx import compile as compiling
 from plansmith.builder.targets.rtx.compile import compile_plan, save_lowered
 from plansmith.runtime.errors import BuildError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
@@ -390,26 +390,12 @@ def test_workers_follow_cores_memory_and_the_callers_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     four = jobs(tmp_path, ["sm80", "sm86", "sm89", "sm120"])
-    peak = schedule.predicted_peak_bytes(four[0].model)
+    peak = peak_memory.predicted_peak_bytes(four[0].model)
     monkeypatch.setattr(schedule.os, "sched_getaffinity", lambda pid: set(range(16)))
     for memory, wanted in ((100 * peak, 4), (2 * peak, 2), (peak // 2, 1)):
         monkeypatch.setattr(schedule, "available_memory_bytes", lambda memory=memory: memory)
         assert schedule.workers_for(four) == wanted
         assert schedule.workers_for(four, max_workers=1) == 1
-
-
-def test_prediction_covers_what_a_compile_takes(tmp_path: Path) -> None:
-    graph = tiny_graph(SPEC)
-    held, predicted = compile_tiny(tmp_path, graph).peak_rss_bytes, schedule.predicted_peak_bytes(graph)
-    assert 0.5 * predicted < held < 1.3 * predicted
-
-
-def test_prediction_grows_with_weights_and_layers() -> None:
-    one, two = (tiny_graph(tiny_spec(windows=(0,) * n)) for n in (1, 2))
-    grown = schedule.predicted_peak_bytes(two) - schedule.predicted_peak_bytes(one)
-    assert grown == schedule.PEAK_LAYER_BYTES + 2 * (
-        sum(weight_bytes(two).values()) - sum(weight_bytes(one).values())
-    )
 
 
 def test_weight_bytes_counts_four_bits_as_half_a_byte() -> None:

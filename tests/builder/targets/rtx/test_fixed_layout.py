@@ -69,11 +69,24 @@ def test_environments_of_every_size_take_a_round_number_of_bytes(count: int, len
     assert environment.items() <= padded.items()
 
 
-def test_a_kernel_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_fixed_addresses_are_forbidden_the_allocator_is_set_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Forbidden:
         def personality(self, _: object) -> int:
             return -1
 
+    started: list[dict[str, str]] = []
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Forbidden())
+    monkeypatch.setattr(os, "execve", lambda _, __, environment: started.append(environment))
+    monkeypatch.setenv("SOMETHING_OF_THE_SHELL", "x")
+    fixed_layout.exec_with_fixed_layout()
+    assert int(started[0]["MALLOC_MMAP_THRESHOLD_"]) > 0
+    assert "SOMETHING_OF_THE_SHELL" not in started[0]
+
+
+def test_a_program_that_was_started_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANSMITH_FIXED_LAYOUT", "1")
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
     fixed_layout.exec_with_fixed_layout()
+    assert "PLANSMITH_FIXED_LAYOUT" not in os.environ
