@@ -180,6 +180,7 @@ def _warm_up(engine: Engine, works: Sequence[Work], count: int) -> None:
     """Touch the weights and the KV pools, so that the first run does not pay for page faults."""
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
     engine.generate([works[i % len(works)].prompt_ids for i in range(count)], params)
+    wait_prefetched()
 
 
 def _measure(engine: Engine, works: Sequence[Work], load: Load, repeat: int) -> list[dict[str, Any]]:

@@ -104,6 +104,15 @@ def serve(
         list[str] | None,
         typer.Option("--lora", metavar="NAME=DIR", help="Load a LoRA adapter, a model of its own. Repeated."),
     ] = None,
+    warm_up: Annotated[
+        int | None,
+        typer.Option(
+            "--warm-up",
+            min=0,
+            metavar="N",
+            help="First run requests of its own, up to N at a time; 0 = as many as the engine takes. Default: none.",
+        ),
+    ] = None,
     target: options.Target = "cpu",
     device: options.Device = None,
     cuda_graphs: options.CudaGraphs = "auto",
@@ -172,7 +181,13 @@ def serve(
         most = _BODY_BYTES_PER_TOKEN * engine.model_info.max_input_len
         settings = dataclasses.replace(settings, max_body_bytes=max(_LEAST_BODY_BYTES, most))
     where = _where(sockets[0], uds)
-    _run(serve(engine, settings, sockets, lambda _end: _tell_ready(names[0], where)))
+
+    async def main() -> None:
+        if warm_up is not None:
+            await _warm(engine, warm_up)
+        await serve(engine, settings, sockets, lambda _end: _tell_ready(names[0], where))
+
+    _run(main())
 
 
 def _room_for(num_connections: int) -> int:
@@ -208,6 +223,18 @@ def _open(
         engine.tokenizer.chat_template = ChatTemplate(source, engine.tokenizer.special_tokens)
     load_adapters(engine, adapters)
     return engine
+
+
+async def _warm(engine: AsyncEngine, max_batch_size: int) -> None:
+    """Bring the engine to its speed; whoever connects meanwhile waits."""
+    from ..runtime.warm_up import warm_up_async
+
+    took = await warm_up_async(engine, max_batch_size)
+    print(
+        f"plansmith: warm after {took.num_requests} requests in {took.seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _run(main: Any) -> None:

@@ -109,13 +109,18 @@ def read_plans(paths: Sequence[Path]) -> tuple[CpuPlan, ...]:
     return ()
 
 
+def room_in(available: int) -> int:
+    """Return how much of the bytes that are available an engine may take; the rest is for Python and its threads."""
+    return available - min(_MARGIN_BYTES, available // _MARGIN_PART)
+
+
 def admit(demand: Demand) -> Admission:
     """Return how the engine is opened in the memory that there is.
 
     raises OutOfMemoryError that names what takes how much, what is available and what would fit
     """
     available = available_memory_bytes()
-    room = available - min(_MARGIN_BYTES, available // _MARGIN_PART)
+    room = room_in(available)
     for mapped in _ways(demand, available):
         use = demand.use(demand.num_blocks, mapped=mapped)
         weights = "mapped" if mapped and demand.weights == "auto" else demand.weights

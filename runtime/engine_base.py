@@ -162,6 +162,11 @@ class EngineBase:
         """The model's sizes and the engine's limits."""
         return self._model_info
 
+    @property
+    def options(self) -> EngineOptions:
+        """What the engine was opened with, 0 where that is the default."""
+        return self._options
+
     def stats(self) -> EngineStats:
         """Return totals since the start and the state now."""
         return self._core.stats()

@@ -330,8 +330,9 @@ def cpu_executor(
     num_threads : 0 = one a core, the calling thread included
     isa : None = the best this machine has; else "portable", "avx2", "avx512vnni", "avx512bf16", "amx" or "neon"
     max_adapters, max_adapter_rank : LoRA adapters it can hold at a time, and their largest rank; None = 8 and 64
-    weights : where they lie: "auto", "mapped" (shared between processes; a plan that another program cuts short
-        meanwhile ends this one with a bus error) or "huge_pages" (this process's own)
+    weights : where they lie: "mapped" (shared between processes; a plan that another program cuts short meanwhile ends
+        this one with a bus error), "huge_pages" (this process's own, read before this returns) or "auto" (mapped at
+        once; a thread then moves what is in small pages into huge ones, while steps run)
     profile : note the time of each op, for Executor.profile and Engine.profile; costs less than 1 % of a step
     max_num_tokens : most tokens of a step, logits rows among them, for which it takes memory; 0 = the plan's
     raises EngineFileError for a damaged plan, UnsupportedError for an isa or huge pages that the machine lacks,

@@ -201,7 +201,9 @@ def texts_by_name() -> Any:
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,255}", name):
                 raise _refuse(f"a name in {where}", name, "letters, digits, '_', '.', '+', '/' and '-'")
             if not isinstance(one, str) or len(one) > MAX_LONG_TEXT or not one.isprintable():
-                raise _refuse(f"{where}.{name[:60]}", one, f"a text of up to {MAX_LONG_TEXT} printable characters")
+                raise _refuse(
+                    f"{where}.{name[:60]}", one, f"a text of up to {MAX_LONG_TEXT} printable characters"
+                )
         return dict(value)
 
     return _field(reader)

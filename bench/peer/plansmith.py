@@ -56,11 +56,13 @@ def command(work: Path, checkpoint: Path, variant: str, threads: int) -> list[st
 def load(engine_dir: str, threads: int, isa: str) -> Run:
     """Return what runs requests by one engine, opened as `plansmith bench` opens it."""
     from plansmith.runtime.engine import Engine
+    from plansmith.runtime.page_cache import wait_prefetched
     from plansmith.runtime.sampling import SamplingParams
 
     engine = Engine.open(engine_dir, num_threads=threads, isa=None if isa == "auto" else isa)
 
     def run(requests: list[Request], record: Record) -> None:
+        wait_prefetched()  # other peers have loaded all of it by now
         handles = []
         for idx, request in enumerate(requests):
             params = SamplingParams(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import CudaError, EngineFileError, Error, OutOfMemoryError, UnsupportedError
 from ..manifest import BUILDABLE, Manifest
+from ..page_cache import start_read_ahead
 from . import cuda, kernel_bundle, memory, trt
 from . import device_sampler as sampling
 from .buckets import Buckets
@@ -53,6 +54,7 @@ def open_tensorrt(
     options = options or GpuOptions()
     options.check()
     entry = manifest.target(target)
+    start_read_ahead([manifest.plan_path(target)])  # while library and driver start
     library = library or trt.load_library(entry.compiler)
     library.check_version(entry.compiler_version, f"{manifest.build_command(target)} --force")
     driver = Driver(bindings or cuda.load_bindings())

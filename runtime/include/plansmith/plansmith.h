@@ -366,10 +366,13 @@ typedef struct psm_executor {
 
 /* psm_cpu_options.weights: where the weights of a plan lie. */
 enum {
-  PSM_WEIGHTS_AUTO = 0,      /* in huge pages where the system has them, else mapped */
-  PSM_WEIGHTS_MAPPED = 1,    /* mapped from the file: processes share them, a start reads nothing;
+  PSM_WEIGHTS_AUTO = 0,      /* mapped at once; then, while steps run, a thread moves what the file
+                              * system has in small pages into huge ones of this process, where the
+                              * system has them and the memory */
+  PSM_WEIGHTS_MAPPED = 1,    /* mapped from the file, read ahead by a thread: processes share them;
                               * who cuts the file short meanwhile ends them all with SIGBUS */
-  PSM_WEIGHTS_HUGE_PAGES = 2 /* read into memory of this process, in huge pages if it gets them */
+  PSM_WEIGHTS_HUGE_PAGES = 2 /* read into memory of this process before it is open, in huge pages if
+                              * it gets them: the first step is as fast as any */
 };
 
 /* Options of the built-in CPU executor. */
@@ -400,7 +403,8 @@ PSM_API void psm_cpu_options_init(psm_cpu_options* options);
 /* Map a cpu plan file (targets/cpu/model.plan of an engine directory) and fill *out with an
  * executor over it: up to now_ns, what psm_executor was in ABI 1.1, or where options->struct_size
  * has the fields of ABI 1.3 all that it is in this version's. options may be NULL. Header, tables
- * and sizes are checked here; the caller checks hashes if it wants them. The caller owns the
+ * and sizes are checked here; the caller checks hashes if it wants them. A plan that is found cut
+ * short later, while a thread reads it, makes steps fail with ENGINE_FILE. The caller owns the
  * executor until it gives it to psm_engine_create (or calls out->close(out->self)). */
 PSM_API psm_status psm_cpu_executor_create(const char* plan_path, const psm_cpu_options* options,
                                            psm_executor* out);

@@ -27,6 +27,7 @@ constexpr uint32_t kMaxStepBase = 1u << 31;
 
 const float* Executor::Step(const psm_batch& batch) {
   CheckOpen();
+  plan_->ThrowIfLost();
   if (profile_ != nullptr) profile_->BeginStep(batch);
   places_->Set(batch);
   lora_.SetBatch(batch);
@@ -39,6 +40,7 @@ const float* Executor::Step(const psm_batch& batch) {
   candidates_.Finish(batch);
   if (profile_ != nullptr) profile_->EndStep(batch);
   step_base_ += static_cast<uint32_t>(stages_.size());
+  plan_->ThrowIfLost();  // it may have read what had been cut off
   return slots_[model_.logits_slot].as<float>();
 }
 

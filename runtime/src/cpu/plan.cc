@@ -47,6 +47,7 @@ std::unique_ptr<Plan> Plan::Open(const std::string& path, WeightsIn weights) {
   plan->CheckTensors();
   memory.LoadAll();
   CheckOps(*plan);
+  memory.Prefetch(OrderOfUse(*plan), plan->header().data_offset);
   return plan;
 }
 

@@ -55,6 +55,10 @@ class Plan {
   const uint8_t* at(uint64_t offset) const { return memory_->base() + offset; }
   const std::string& path() const { return path_; }
   bool in_huge_pages() const { return memory_->in_huge_pages(); }
+  const PlanPrefetch* prefetch() const { return memory_->prefetch(); }
+  // Throws ENGINE_FILE once its file was found cut short while it was being read: what was computed
+  // until now may be wrong.
+  void ThrowIfLost() const { memory_->ThrowIfLost(); }
 
  private:
   Plan(std::string path, std::unique_ptr<PlanMemory> memory)

@@ -18,6 +18,7 @@
 
 #include "cpu/control_groups.h"
 #include "cpu/plan.h"
+#include "cpu/plan_prefetch.h"
 #include "cpu/thread_pool.h"
 #include "status.h"
 
@@ -29,20 +30,17 @@ namespace {
 // that memory first, so a few threads read at once.
 constexpr size_t kPieceBytes = 4 * kHugePageBytes;
 constexpr size_t kMaxReaders = 8;
-// Of weights nobody insists on in memory, what is left for pools and activations, which are touched
-// later.
-constexpr size_t kSpareBytes = 256u << 20;
-
 bool HugePagesOffered() {
   const std::string text = SmallFile("/sys/kernel/mm/transparent_hugepage/enabled");
   return text.find("[madvise]") != std::string::npos || text.find("[always]") != std::string::npos;
 }
 
-// Bytes that this process can still take without others losing theirs, as far as the system tells.
-uint64_t AvailableBytes() {
-  constexpr uint64_t kNoLimit = UINT64_MAX >> 10;
-  const uint64_t kib = NumberIn(SmallFile("/proc/meminfo"), "MemAvailable:", kNoLimit);
-  return std::min(kib << 10, GroupMemoryLeft(SmallFile));
+// Gives back what lies around `bytes` at begin + skip, of bytes + slack in all.
+void UnmapSlack(uint8_t* begin, size_t skip, size_t bytes, size_t slack) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t end = RoundUp(skip + bytes, page), all = RoundUp(bytes + slack, page);
+  if (skip > 0) munmap(begin, skip);
+  if (end < all) munmap(begin + end, all - end);
 }
 
 // What a path is that is no regular file.
@@ -72,7 +70,15 @@ PlanMemory::PlanMemory(const std::string& path, size_t min_bytes, WeightsIn weig
     if (bytes_ < min_bytes) {
       FailPlan(path, Format("has %zu bytes, a plan's header alone has %zu", bytes_, min_bytes));
     }
-    if (!TakeMemory(weights)) Map();
+    const bool wants_memory = WantsMemory(weights);
+    is_read_ = wants_memory && weights == WeightsIn::kHugePages;
+    is_moved_ = wants_memory && !is_read_;
+    if (is_read_) {
+      memory_ = Pages(bytes_, "the weights");
+      base_ = memory_.as<uint8_t>();
+    } else {
+      Map();
+    }
     LoadUpTo(min_bytes);
   } catch (...) {
     close(fd_);
@@ -81,20 +87,41 @@ PlanMemory::PlanMemory(const std::string& path, size_t min_bytes, WeightsIn weig
 }
 
 PlanMemory::~PlanMemory() {
+  prefetch_.reset();
   if (fd_ >= 0) close(fd_);
-  if (base_ != nullptr && !in_huge_pages()) munmap(const_cast<uint8_t*>(base_), bytes_);
+  if (base_ != nullptr && !is_read_) munmap(base_, bytes_);
 }
 
+bool PlanMemory::in_huge_pages() const {
+  return is_read_ || (is_moved_ && prefetch_ != nullptr &&
+                      prefetch_->moved_bytes() + prefetch_->kept_bytes() == bytes_);
+}
+
+// At a multiple of a huge page, so that those of the file and our own fit in.
 void PlanMemory::Map() {
-  void* base = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_, 0);
+  const size_t slack = bytes_ < kHugePageBytes ? 0 : kHugePageBytes;
+  void* base =
+      mmap(nullptr, bytes_ + slack, slack == 0 ? PROT_READ : PROT_NONE,
+           slack == 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, slack == 0 ? fd_ : -1, 0);
+  if (base != MAP_FAILED && slack > 0) {
+    uint8_t* const begin = static_cast<uint8_t*>(base);
+    const size_t skip = -reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
+    base = mmap(begin + skip, bytes_, PROT_READ, MAP_SHARED | MAP_FIXED, fd_, 0);
+    if (base == MAP_FAILED) munmap(begin, bytes_ + slack);
+    if (base != MAP_FAILED) UnmapSlack(begin, skip, bytes_, slack);
+  }
   if (base == MAP_FAILED) {
     throw StatusError(PSM_ERROR_OUT_OF_MEMORY, Format("cannot map the %zu bytes of %s: %s", bytes_,
                                                       path_.c_str(), strerror(errno)));
   }
-  base_ = static_cast<const uint8_t*>(base);
+  base_ = static_cast<uint8_t*>(base);
+#if defined(MADV_HUGEPAGE)
+  madvise(base_, bytes_,
+          MADV_HUGEPAGE);  // what is not cached yet comes in huge pages, where it can
+#endif
 }
 
-bool PlanMemory::TakeMemory(WeightsIn weights) {
+bool PlanMemory::WantsMemory(WeightsIn weights) const {
   const bool must = weights == WeightsIn::kHugePages;
   if (weights == WeightsIn::kMapped) return false;
   if (!must && bytes_ < kHugePageBytes) return false;
@@ -113,13 +140,6 @@ bool PlanMemory::TakeMemory(WeightsIn weights) {
                "leave weights at auto to map the file",
                path_.c_str(), bytes_, static_cast<unsigned long long>(available)));
   }
-  try {
-    memory_ = Pages(bytes_, "the weights");
-  } catch (const StatusError&) {
-    if (must) throw;
-    return false;
-  }
-  base_ = memory_.as<uint8_t>();
   return true;
 }
 
@@ -140,44 +160,54 @@ void PlanMemory::Read(size_t from, size_t to) const {
 
 void PlanMemory::LoadUpTo(size_t bytes) {
   bytes = std::min(bytes, bytes_);
-  if (!in_huge_pages() || bytes <= loaded_) return;
+  if (!is_read_ || bytes <= loaded_) return;
   Read(loaded_, bytes);
   loaded_ = bytes;
 }
 
 void PlanMemory::LoadAll() {
-  if (in_huge_pages() && loaded_ < bytes_) {
-    std::atomic<size_t> next{loaded_ / kPieceBytes};
-    std::mutex mutex;
-    std::exception_ptr error;
-    const auto read_pieces = [&] {
-      try {
-        for (size_t i; (i = next.fetch_add(1) * kPieceBytes) < bytes_;) {
-          Read(std::max(i, loaded_), std::min(bytes_, i + kPieceBytes));
-        }
-      } catch (...) {
-        next.store(bytes_);  // the others stop
-        std::lock_guard<std::mutex> lock(mutex);
-        if (error == nullptr) error = std::current_exception();
-      }
-    };
-    const size_t pieces = (bytes_ + kPieceBytes - 1) / kPieceBytes;
-    const size_t readers = std::min({pieces, kMaxReaders, static_cast<size_t>(NumUsableCores())});
-    std::vector<std::thread> others;
-    others.reserve(readers);
+  if (!is_read_ || loaded_ == bytes_) return;
+  std::atomic<size_t> next{loaded_ / kPieceBytes};
+  std::mutex mutex;
+  std::exception_ptr error;
+  const auto read_pieces = [&] {
     try {
-      while (others.size() + 1 < readers) others.emplace_back(read_pieces);
-    } catch (const std::system_error&) {
-      // Fewer threads read, if no more can be started.
+      for (size_t i; (i = next.fetch_add(1) * kPieceBytes) < bytes_;) {
+        Read(std::max(i, loaded_), std::min(bytes_, i + kPieceBytes));
+      }
+    } catch (...) {
+      next.store(bytes_);  // the others stop
+      std::lock_guard<std::mutex> lock(mutex);
+      if (error == nullptr) error = std::current_exception();
     }
-    read_pieces();
-    for (std::thread& thread : others) thread.join();
-    if (error != nullptr) std::rethrow_exception(error);
-    loaded_ = bytes_;
-  } else if (!in_huge_pages()) {
-    madvise(const_cast<uint8_t*>(base_), bytes_, MADV_WILLNEED);
+  };
+  const size_t pieces = (bytes_ + kPieceBytes - 1) / kPieceBytes;
+  const size_t readers = std::min({pieces, kMaxReaders, static_cast<size_t>(NumUsableCores())});
+  std::vector<std::thread> others;
+  others.reserve(readers);
+  try {
+    while (others.size() + 1 < readers) others.emplace_back(read_pieces);
+  } catch (const std::system_error&) {
+    // Fewer threads read, if no more can be started.
   }
-  close(fd_);
+  read_pieces();
+  for (std::thread& thread : others) thread.join();
+  if (error != nullptr) std::rethrow_exception(error);
+  loaded_ = bytes_;
+}
+
+void PlanMemory::Prefetch(const std::vector<ByteRange>& order, size_t tables_bytes) {
+  if (is_read_) {
+    close(fd_);
+  } else if (bytes_ < kHugePageBytes) {
+    madvise(base_, bytes_, MADV_WILLNEED);
+    close(fd_);
+  } else {
+    using Into = PlanPrefetch::Into;
+    prefetch_ = std::make_unique<PlanPrefetch>(path_, fd_, base_, bytes_, tables_bytes,
+                                               PiecesInOrder(order, bytes_, kPieceBytes),
+                                               is_moved_ ? Into::kHugePages : Into::kPageCache);
+  }
   fd_ = -1;
 }
 

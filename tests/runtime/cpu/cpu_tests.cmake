@@ -1,5 +1,5 @@
 # Tests of the CPU executor and its kernels.
-foreach(name candidates control_groups op_cost profile linear linear_codes rows rounding attention executor fuse quiet_step work_share lora plan thread_pool block_copy kv_codes)
+foreach(name candidates control_groups op_cost profile linear linear_codes rows rounding attention executor fuse quiet_step work_share lora plan plan_memory thread_pool block_copy kv_codes)
   plansmith_test(cpu_${name}_test ${CMAKE_CURRENT_LIST_DIR}/${name}_test.cc)
 endforeach()
 
