@@ -62,9 +62,10 @@ def measured_apart(checkpoint: Path, precision: str, target: str) -> dict[str, A
 def line(one: dict[str, Any]) -> str:
     """Return a result for people."""
     off = one["predicted_bytes"] / one["measured_bytes"] - 1
+    weights, held, said = (one[f"{name}_bytes"] / 1e6 for name in ("weight", "measured", "predicted"))
     return (
-        f"{one['checkpoint']:>10} {one['precision']:>5} {one['target']:>6}: weights "
-        f"{one['weight_bytes'] / 1e6:7.0f} MB, measured {one['measured_bytes'] / 1e6:7.0f} MB, predicted {one['predicted_bytes'] / 1e6:7.0f} MB ({off:+.0%})"
+        f"{one['checkpoint']:>10} {one['precision']:>5} {one['target']:>6}: weights {weights:7.0f} MB, "
+        f"measured {held:7.0f} MB, predicted {said:7.0f} MB ({off:+.0%})"
     )
 
 

@@ -178,7 +178,7 @@ def same_bytes(work: Path, checkpoint: Path) -> dict[str, Any]:
         shutil.rmtree(folder)
     return {
         "plans": found[0],
-        "differing": [name for name in found[0] if found[0][name] != found[1].get(name)],
+        "differing": sorted(dict(found[0].items() ^ found[1].items())),
     }
 
 

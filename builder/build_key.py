@@ -66,6 +66,7 @@ def target_inputs(
     fingerprint : of the checkpoint, over its config and weights. The tokenizer is no part of a plan.
     version : of the compiler; None = of the one that is installed, which raises UnsupportedError where none is
     """
+    # No versions of numpy, onnx-ir and ml_dtypes: they compute what the sources say, and the provenance names them.
     content = {
         "checkpoint": fingerprint,
         "spec": _digest(dataclasses.asdict(spec)),  # follows from the checkpoint and max_seq_len

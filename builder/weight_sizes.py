@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -241,8 +240,3 @@ def _cpu_plan(model: ir.Model, spec: DecoderSpec, limits: Limits) -> tuple[CpuPl
         tokens_per_block=limits.tokens_per_block,
     )
     return plan, total_bytes(program.tensors)
-
-
-def known_precisions() -> Sequence[str]:
-    """Return every name that assumed_recipe takes."""
-    return [*PRECISIONS, *_SCHEMES]

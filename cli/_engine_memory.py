@@ -50,10 +50,10 @@ class Fit:
         return f"not one sequence of {self.max_seq_len} tokens fits ({held})"
 
 
-def fit(manifest: Manifest, name: str, sku: Sku) -> Fit:
-    """Return how a GPU target, and its draft where there is one, fit a GPU."""
-    model, limits = manifest.model, manifest.limits
-    shape = ModelShape(
+def engine_shape(manifest: Manifest) -> ModelShape:
+    """Return an engine's model in the numbers that sizing works with."""
+    model = manifest.model
+    return ModelShape(
         model.num_layers,
         model.num_heads,
         model.num_kv_heads,
@@ -62,6 +62,11 @@ def fit(manifest: Manifest, name: str, sku: Sku) -> Fit:
         model.intermediate_size,
         model.vocab_size,
     )
+
+
+def fit(manifest: Manifest, name: str, sku: Sku) -> Fit:
+    """Return how a GPU target, and its draft where there is one, fit a GPU."""
+    model, limits, shape = manifest.model, manifest.limits, engine_shape(manifest)
     load = Load(limits.max_seq_len, 1, limits.max_batch_size, limits.max_num_tokens, limits.tokens_per_block)
     entry = manifest.targets[name]
     draft = None if manifest.draft is None else manifest.draft.targets.get(name)

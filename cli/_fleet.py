@@ -12,6 +12,7 @@ from ..runtime.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from ..fleet.compare import Records
     from ..fleet.fleet_file import Fleet
+    from ..fleet.store.store import Store
     from ..fleet.units import Unit
 
 File = Annotated[
@@ -37,9 +38,17 @@ FILE = Path("plansmith.yaml")
 
 
 def read_units(
-    file: Path, only: list[str] | None, shard: str | None, rehash: bool
+    file: Path,
+    only: list[str] | None,
+    shard: str | None,
+    rehash: bool,
+    store: str | None = None,
+    remote: str | None = None,
 ) -> tuple[Fleet, list[Unit]]:
-    """Return the fleet of a file, and the units that a command is about."""
+    """Return the fleet of a file, and the units that a command is about.
+
+    store, remote : as of _stores.open_stores; asked where weights of a pinned checkpoint are not here
+    """
     from ..builder.checkpoint.hash_cache import HashCache
     from ..fleet.fleet_file import read_fleet
     from ..fleet.selection import parse_shard
@@ -48,7 +57,12 @@ def read_units(
 
     part = None if shard is None else parse_shard(shard)
     fleet = read_fleet(file)
-    units = units_of(fleet, only=only or (), hashes=HashCache(rehash=rehash))
+    units = units_of(
+        fleet,
+        only=only or (),
+        hashes=HashCache(rehash=rehash),
+        open_stores=lambda: _stores(fleet, store, remote),
+    )
     return fleet, units if part is None else part_of(units, *part)
 
 
@@ -58,20 +72,26 @@ def open_records(fleet: Fleet, location: str | None, remote: str | None, *, shar
     location, remote : see _stores.open_stores
     shared : of a fleet with a remote store that one alone, which is what other machines see; else both
     """
+    from ..fleet.stores import FirstOf
+
+    stores = _stores(fleet, location, remote)
+    return stores[-1] if shared or len(stores) == 1 else FirstOf(stores)
+
+
+def _stores(fleet: Fleet, location: str | None, remote: str | None) -> list[Store]:
+    """Return the store here, and behind it the remote one, where there is one."""
     from ..fleet.store.local import LocalStore
     from ..fleet.store.remote import RemoteStore
     from ..fleet.store.signing import load_public
-    from ..fleet.stores import FirstOf
 
     folder, url = store_places(fleet, location, remote)
     trust = [load_public(key) for key in fleet.trust]
     if folder.exists() and not folder.is_dir():
         raise InvalidArgumentError(f"{folder} is a file, a store is a folder; give another place")
     if url is None:
-        return LocalStore(folder, trust)
-    there = RemoteStore(url, trust=trust)
-    # Only we write beside a remote store, so what is there needs no signature.
-    return there if shared else FirstOf([LocalStore(folder), there])
+        return [LocalStore(folder, trust)]
+    # Beside a URL only we write into the folder; one that is the fleet's store may be anybody's.
+    return [LocalStore(folder, trust, trusts_own="://" in fleet.store), RemoteStore(url, trust=trust)]
 
 
 def store_places(fleet: Fleet, location: str | None, remote: str | None) -> tuple[Path, str | None]:

@@ -27,6 +27,7 @@ from ..sizing.cpu_plan import CpuPlan, read_cpu_plan
 from ..sizing.memory import VALUE_BYTES, ModelShape
 from ..sizing.roofline import Work
 from ..sizing.skus import Sku
+from ._engine_memory import engine_shape
 from ._size_model import Checkpoint
 
 DEFAULT_RECIPES = ("fp16", "int8", "fp8", "int4", "nvfp4")
@@ -107,16 +108,7 @@ def engine_plans(manifest: Manifest, skus: Sequence[Sku | None]) -> Iterator[Pla
 
 
 def _engine_plan(manifest: Manifest, name: str, sku: Sku | None) -> Plan:
-    entry, model = manifest.target(name), manifest.model
-    shape = ModelShape(
-        model.num_layers,
-        model.num_heads,
-        model.num_kv_heads,
-        model.head_dim,
-        model.hidden_size,
-        model.intermediate_size,
-        model.vocab_size,
-    )
+    entry, shape = manifest.target(name), engine_shape(manifest)
     return Plan(
         shape,
         sku,

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ..builder.targets.registry import CPU
+from ..runtime.admission import room_in
 from ..runtime.control_groups import available_memory_bytes, usable_cores
 from ..sizing.cpu_memory import DEFAULT_NUM_TOKENS, CpuLoad, cpu_use
 from ..sizing.memory import (
@@ -102,17 +103,17 @@ def plan_use(plan: Plan, load: Load, threads: int = 0) -> MemoryUse:
 
 def _cpu_row(plan: Plan, load: Load, memory_bytes: int, threads: int) -> Row:
     use = plan_use(plan, load, threads)
-    room = max(0, memory_bytes - use.beside_kv)
-    fitting = sequences_that_fit(plan.shape, load, plan.kv_value_bytes, room)
+    room = room_in(memory_bytes)  # what the runtime admits
+    fitting = sequences_that_fit(plan.shape, load, plan.kv_value_bytes, max(0, room - use.beside_kv))
     return Row(
         CPU,
         plan.target,
         plan.precision,
         memory_bytes=memory_bytes,
         use=use,
-        fits=use.total <= memory_bytes,
+        fits=use.total <= room,
         max_sequences=fitting,
-        devices=1 if use.total <= memory_bytes else None,
+        devices=1 if use.total <= room else None,
     )
 
 

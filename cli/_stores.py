@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..runtime.errors import InvalidArgumentError
+from ._fleet import store_places
 
 if TYPE_CHECKING:
     from ..fleet.fleet_file import Fleet
@@ -64,20 +65,15 @@ def open_stores(
     create : make the folder where there is none
     raises what open_store and RemoteStore raise, InvalidArgumentError for keys that are none
     """
-    from ..fleet.fleet_file import DEFAULT_STORE
     from ..fleet.store.opening import open_store
     from ..fleet.store.remote import RemoteStore
     from ..fleet.store.signing import load_private, load_public
 
+    os.environ.pop(KEY_VARIABLE, None)  # no compiler's process needs to have it
     trust = [load_public(key) for key in fleet.trust]
     key = load_private(sign_key) if sign_key else None
-    is_url = "://" in fleet.store
-    if location is not None and "://" in location:
-        raise InvalidArgumentError(
-            f"--store {location} is a URL, and what is built is kept in a folder first; give --remote {location}"
-        )
-    folder = location or (str(fleet.path.parent / DEFAULT_STORE) if is_url else fleet.store)
-    url = remote or (fleet.store if is_url else None)
-    # Only we write beside a remote store; a folder that is the fleet's store may be anybody's.
-    local = open_store(Path(folder).expanduser(), trust=() if url else trust, key=key, create=create)
+    folder, url = store_places(fleet, location, remote)
+    # Beside a URL only we write into the folder; one that is the fleet's store may be anybody's.
+    is_ours = "://" in fleet.store
+    local = open_store(folder, trust=trust, trusts_own=is_ours, key=key, create=create)
     return Stores(local, None if url is None else RemoteStore(url, trust=trust, key=key))

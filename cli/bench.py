@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ..runtime.engine import Engine, SamplingParams
 from ..runtime.errors import Error, InvalidArgumentError
+from ..runtime.page_cache import wait_prefetched
 from ..runtime.profile import OpProfile, measure_peaks, since
 from ..runtime.prompts import check_lengths
 from ..runtime.stats import EngineStats

@@ -40,12 +40,12 @@ def plan(
 ) -> None:
     """Show what a build of the fleet would do: of every unit whether, where and why.
 
-    Nothing is compiled, and no weights are read of a checkpoint that was hashed before. What the remote store has
-    is not built again.
+    Nothing is compiled, and no weights are read of a checkpoint that was hashed before; those of one with a revision
+    need not be here. What the remote store has is not built again.
     """
     from ..fleet.plan import plan_fleet, summary
 
-    fleet, units = read_units(file, only, shard, rehash)
+    fleet, units = read_units(file, only, shard, rehash, store, remote)
     steps = plan_fleet(fleet, units, open_records(fleet, store, remote, shared=False))
     counts = summary(steps)
     if as_json:
@@ -67,6 +67,8 @@ def plan(
     for step in steps:
         if step.action == "none":
             print(f"{step.unit.name}: {_next_step(step)}")
+    for line in _to_fetch(steps):
+        print(line)
 
 
 def status(
@@ -84,7 +86,7 @@ def status(
     """
     from ..fleet.status import status_of
 
-    fleet, units = read_units(file, only, None, rehash)
+    fleet, units = read_units(file, only, None, rehash, store, remote)
     found = status_of(fleet, units, open_records(fleet, store, remote, shared=True))
     if as_json:
         print_json(found.to_json())
@@ -136,7 +138,7 @@ def matrix(
 
     if github_output is not None:
         check_output("--github-output", github_output)
-    fleet, units = read_units(file, only, None, rehash)
+    fleet, units = read_units(file, only, None, rehash, store, remote)
     steps = plan_fleet(fleet, units, open_records(fleet, store, remote, shared=True))
     jobs: Sequence[Job] = jobs_of(steps, all_units=all_units, max_jobs=max_jobs)
     if github_output is not None:
@@ -188,6 +190,18 @@ def _next_step(step: Step) -> str:
         f"run `plansmith fleet build --only {step.unit.name}` on a machine with {buildable.needs}, or name a runner "
         f"under runners: {step.unit.target.sm[0]}: [labels]"
     )
+
+
+def _to_fetch(steps: Sequence[Step]) -> list[str]:
+    """Say which weights are not here that something here would be made of, each checkpoint once."""
+    found: dict[str, str] = {}
+    for step in steps:
+        unit = step.unit
+        if unit.missing_weights and step.action in ("build", "gate") and step.where == "here":
+            found[str(unit.checkpoint.path)] = f"{unit.missing_weights}; its revision is {unit.fingerprint}"
+    return [
+        f"{path}: to be fetched before anything is built of it here ({why})" for path, why in found.items()
+    ]
 
 
 def _where(step: Step) -> str:

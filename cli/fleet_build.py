@@ -12,9 +12,9 @@ from ._stores import Remote, SigningKey, StoreFolder, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from ..fleet.build import FleetReport, UnitResult
-    from ..fleet.fleet_file import Fleet
+    from ..fleet.report import FleetReport, UnitResult
     from ..fleet.units import Unit
 
 
@@ -38,6 +38,13 @@ def build(
         bool,
         typer.Option("--assemble/--no-assemble", help="Make the engine directories of what is in the store."),
     ] = True,
+    complete: Annotated[
+        bool,
+        typer.Option(
+            "--complete",
+            help="Fail also where a unit needs another machine: for a CI job that is to build it.",
+        ),
+    ] = False,
     store: StoreFolder = None,
     remote: Remote = None,
     sign_key: SigningKey = None,
@@ -48,15 +55,15 @@ def build(
 
     What is interrupted or killed goes on where it ended when it is run again. A unit that fails does not stop the
     others. The exit code is 1 where one failed or cannot be compiled anywhere, else 0; units that need another
-    machine's GPU are told, and left to it.
+    machine's GPU are told, and left to it, unless --complete makes them failures.
     """
     from ..builder.checkpoint.hash_cache import HashCache
     from ..fleet.budget import make_budget
     from ..fleet.build import BuildOptions, build_fleet
 
     budget = make_budget(memory, workers)
-    fleet, units = read_units(file, only, shard, rehash)
-    others = _others(fleet, units) if only and assemble else []
+    fleet, units = read_units(file, only, shard, rehash, store, remote)
+    others = _others(file, units, store, remote) if only and assemble else []
     stores = open_stores(fleet, store, remote, sign_key, create=True)
     shared = stores.shared() if push else stores.remote
     with BuildProgress(quiet=as_json) as progress:
@@ -67,15 +74,17 @@ def build(
         print_json(report.to_json())
     else:
         _print_report(report)
-    return 1 if report.failures else 0
+    elsewhere = complete and any(unit.status == "elsewhere" for unit in report.units)
+    return 1 if report.failures or elsewhere else 0
 
 
-def _others(fleet: Fleet, units: Sequence[Unit]) -> list[Unit]:
-    """Return the units of the same engines that are not asked for."""
-    from ..fleet.units import units_of
-
-    names, engines = {unit.name for unit in units}, {unit.engine.name for unit in units}
-    return [one for one in units_of(fleet) if one.engine.name in engines and one.name not in names]
+def _others(file: Path, units: Sequence[Unit], store: str | None, remote: str | None) -> list[Unit]:
+    """Return the units of the same engines that are not asked for; checkpoints of others are not opened."""
+    engines = {unit.engine.name: unit.engine for unit in units}
+    only = [f"{one.model.name}/{one.recipe.name}/*" for one in engines.values()]
+    _, everyone = read_units(file, only, None, False, store, remote)
+    names = {unit.name for unit in units}
+    return [one for one in everyone if one.engine.name in engines and one.name not in names]
 
 
 def _print_report(report: FleetReport) -> None:

@@ -13,7 +13,7 @@ from ._output import BuildProgress, print_json, size_text
 from ._stores import Remote, SigningKey, StoreFolder, open_stores
 
 if TYPE_CHECKING:
-    from ..fleet.build import EngineResult
+    from ..fleet.report import EngineResult
     from ..fleet.store.transfer import Transferred
 
 DEFAULT_KEEP_DAYS = 30.0
@@ -28,11 +28,16 @@ def push(
     rehash: Rehash = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the units that are built here to the remote store: what it lacks of them, and nothing else."""
+    """Bring the units that are built here to the remote store: what it lacks of them, and nothing else.
+
+    With them goes what has to be known of checkpoints that have a revision, so that others plan without their weights.
+    """
     from ..fleet.share import push_fleet
 
-    fleet, units = read_units(file, only, None, rehash)
-    stores = open_stores(fleet, store, remote, sign_key, create=False)
+    fleet, units = read_units(file, only, None, rehash, store, remote)
+    # What is known of pinned checkpoints is pushed also from where nothing was built.
+    is_pinned = any(unit.engine.source.revision is not None for unit in units)
+    stores = open_stores(fleet, store, remote, sign_key, create=is_pinned)
     with BuildProgress(quiet=as_json) as progress:
         sent, absent = push_fleet(fleet, units, stores.local, stores.shared(), progress)
     _print_transfer("pushed", sent, as_json, {"not_built": absent})
@@ -79,7 +84,8 @@ def pull(
 def gc(
     file: File = FILE,
     keep_days: Annotated[
-        float, typer.Option(min=0, help="How long what no member needs any more stays, in days.")
+        float,
+        typer.Option(min=0, help="Records that no member has stay so many days from when they were made."),
     ] = DEFAULT_KEEP_DAYS,
     of_remote: Annotated[
         bool, typer.Option("--of-remote", help="Of the remote store instead of the folder here.")
@@ -96,7 +102,8 @@ def gc(
     from ..fleet.share import collect_fleet
 
     fleet = read_fleet(file)
-    stores = open_stores(fleet, store, remote, None, create=False)
+    # Who looks after the remote store may have no folder yet.
+    stores = open_stores(fleet, store, remote, None, create=of_remote)
     where = stores.shared() if of_remote else stores.local
     forgotten, gone = collect_fleet(fleet, where, keep_days=keep_days, dry_run=dry_run)
     if as_json:
@@ -129,7 +136,8 @@ def verify(
     from ..fleet.store.verify import verify as verify_store
 
     fleet = read_fleet(file)
-    stores = open_stores(fleet, store, remote, None, create=False)
+    # Who looks after the remote store may have no folder yet.
+    stores = open_stores(fleet, store, remote, None, create=of_remote)
     where = stores.shared() if of_remote else stores.local
     with BuildProgress(quiet=as_json) as progress:
         problems = verify_store(where, progress)

@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..builder.build_key import inputs_key
-from ..builder.build_report import BuildReport, TargetReport
+from ..builder.build_report import BuildReport, parse_targets
 from ..builder.engine_dir import carry_over, destination, replacing
 from ..runtime.errors import EngineFileError, Error
 from ..runtime.manifest import MANIFEST_NAME, Manifest, hash_file, load_manifest
@@ -110,10 +109,8 @@ def _carry(files: Mapping[str, FileRef], old: Manifest | None, out: Path, work: 
 
 def _report(records: Sequence[Record], manifest: Manifest, out: Path) -> BuildReport:
     """Return how the plans were built, each when it was."""
-    reports: dict[str, Any] = {}
-    for record in records:
-        reports |= record.content.get("report", {})
-    targets = {name: TargetReport(**one) for name, one in sorted(reports.items())}
+    found = (parse_targets(record.content.get("report")) for record in records)
+    targets = dict(sorted(item for one in found for item in one.items()))
     return BuildReport(
         engine_dir=str(out),
         checkpoint=manifest.checkpoint.path,

@@ -6,8 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
 
 from ..builder.build_key import inputs_key
 from ..builder.checkpoint.hash_cache import HashCache
@@ -19,75 +18,21 @@ from .assemble import assemble
 from .budget import Budget
 from .compare import UnitState, compare
 from .engine_graphs import EngineGraphs
+from .facts_store import note_facts
 from .fleet_file import Fleet
 from .gate_check import failure_of, gates_name, measured_gate
 from .job_queue import Job, JobQueue
+from .member_refs import MemberRefs
 from .memory_watch import MemoryWatch, tree_bytes
+from .report import EngineResult, FleetReport, UnitResult, UnitStatus
+from .store.errors import SignatureError
 from .store.local import LocalStore
-from .store.push import push
-from .store.record import Record, Ref
+from .store.pull import pull
+from .store.record import Record
 from .store.store import Store
 from .stored import is_whole
 from .unit_build import BuiltUnit, Workshop, build_unit
 from .units import Unit
-
-UnitStatus = Literal["built", "kept", "remote", "elsewhere", "refused", "failed"]
-EngineStatus = Literal["assembled", "kept", "waiting", "failed"]
-
-
-@dataclasses.dataclass(frozen=True)
-class UnitResult:
-    """What became of a unit.
-
-    status : built here now; kept, as the store has it; remote, as only the remote store has it; elsewhere, where this
-        machine cannot compile it; refused, as no machine can; failed
-    why : of the last three
-    compile_seconds : of its compilers' processes; 0 unless built
-    predicted_bytes : memory that it was expected to take, 0 where it was not compiled
-    """
-
-    name: str
-    key: str
-    status: UnitStatus
-    why: str = ""
-    compile_seconds: float = 0.0
-    predicted_bytes: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineResult:
-    """What became of an engine's directory.
-
-    status : assembled now; kept, as it was there already; waiting, where units of it are still to be built, and left as
-        it was; failed
-    why : of the last two, and which targets are left out of the first two because this machine has no plan of them
-    """
-
-    name: str
-    path: str
-    status: EngineStatus
-    why: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class FleetReport:
-    """How a build of a fleet went. peak_bytes : of this process and those it started, without pages of files."""
-
-    fleet: str
-    units: tuple[UnitResult, ...]
-    engines: tuple[EngineResult, ...]
-    seconds: float
-    peak_bytes: int
-
-    @property
-    def failures(self) -> dict[str, str]:
-        """The units and engines that failed or are refused, and why."""
-        units = {one.name: one.why for one in self.units if one.status in ("failed", "refused")}
-        return {**units, **{one.name: one.why for one in self.engines if one.status == "failed"}}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,14 +65,18 @@ def build_fleet(
     raises what the store raises where nothing can be written at all
     """
     start = time.monotonic()
+    with store.objects.sharing():
+        pass  # says so where nothing can be written
     with MemoryWatch() as watch, scratch_directory("fleet", store.root / "work") as scratch:
         stop = threading.Event()
         shop = Workshop(
             store, scratch, options.hashes, EngineGraphs(scratch / "graphs", stop), options.progress
         )
         run = _Run(fleet, store, options, shop, stop)
+        note_facts(fleet, units, store, options.remote if options.push else None)
         run.units(units)
-        run.gates(units)
+        run.note_others(others)
+        run.gates([*units, *others])
         engines = run.assembled(units, others) if options.assemble else []
     results = tuple(run.results[unit.name] for unit in units)
     seconds = round(time.monotonic() - start, 3)
@@ -147,35 +96,58 @@ class _Run:
         self._shop = shop
         self._stop = stop
         self._records: dict[str, Record] = {}
+        self._in_remote: set[str] = set()
+        self._members = MemberRefs(store, options.remote if options.push else None)
         self._gate_errors: dict[str, str] = {}
 
     def units(self, units: Sequence[Unit]) -> None:
         """Build the units that are not there."""
         jobs = []
+        if self._options.remote is not None:
+            there = compare(units, self._options.remote, self._fleet.name)
+            self._in_remote = {state.unit.name for state in there if state.key is not None}
         for unit, state in zip(units, compare(units, self._store, self._fleet.name), strict=True):
             if not self._is_settled(unit, state):
                 jobs.append(self._job(unit))
         for name, error in self._run(self._in_order(jobs, units)).items():
             self.results[name] = dataclasses.replace(self.results[name], status="failed", why=str(error))
 
+    def note_others(self, others: Sequence[Unit]) -> None:
+        """Note which units that are not asked for are there as they should be."""
+        for state in compare(others, self._store, self._fleet.name):
+            record = self._store.readable(state.key) if state.key is not None else None
+            if record is not None:
+                self._records[state.unit.name] = record
+
     def gates(self, units: Sequence[Unit]) -> None:
         """Measure the engines that have a gate, where it was not done."""
-        gated = {unit.engine.name: unit for unit in units if unit.gate_inputs and self._is_here(unit)}
+        gated = {unit.engine.name: unit for unit in units if unit.gate_inputs and self._is_judged(unit)}
         jobs = []
         for unit in gated.values():
-            record = self._store.readable(inputs_key(unit.gate_inputs))
+            record = self._verdict(inputs_key(unit.gate_inputs))
             if record is None:
                 jobs.append(self._gate_job(unit, units))
             else:
                 self._judged(unit, record)
         self._gate_errors |= {name: str(error) for name, error in self._run(jobs).items()}
 
+    def _is_judged(self, unit: Unit) -> bool:
+        """Return whether the gate of a unit's engine is looked at: also where others have its plans and wait for it."""
+        result = self.results.get(unit.name)
+        is_remote = result is not None and result.status == "remote"
+        return self._is_here(unit) or (self._options.push and is_remote)
+
+    def _verdict(self, key: str) -> Record | None:
+        """Return the record of a gate, which may have been measured elsewhere."""
+        remote = self._options.remote
+        record = self._store.readable(key)
+        if record is None and remote is not None and remote.readable(key) is not None:
+            pull(remote, self._store, [key])
+            record = self._store.readable(key)
+        return record
+
     def assembled(self, units: Sequence[Unit], others: Sequence[Unit]) -> list[EngineResult]:
         """Make the directories of the units' engines."""
-        for state in compare(others, self._store, self._fleet.name):
-            record = self._store.readable(state.key) if state.key is not None else None
-            if record is not None:
-                self._records[state.unit.name] = record
         everyone = [*units, *others]
         names = dict.fromkeys(unit.engine.name for unit in units)
         return [self._engine(name, [one for one in everyone if one.engine.name == name]) for name in names]
@@ -185,7 +157,7 @@ class _Run:
         record = None if state.key is None else self._store.readable(state.key)
         if record is not None and is_whole(self._store, record):
             self._note(unit, "kept", record)
-        elif self._remote_has(unit):
+        elif unit.name in self._in_remote:
             self._note(unit, "remote")
         elif unit.buildable.state == "refused":
             self._note(unit, "refused", why=unit.buildable.why)
@@ -194,12 +166,6 @@ class _Run:
         else:
             return False
         return True
-
-    def _remote_has(self, unit: Unit) -> bool:
-        remote = self._options.remote
-        if remote is None:
-            return False
-        return compare([unit], remote, self._fleet.name)[0].key is not None
 
     def _job(self, unit: Unit) -> Job:
         self.results[unit.name] = UnitResult(unit.name, unit.key, "failed", predicted_bytes=unit.peak_bytes)
@@ -236,7 +202,7 @@ class _Run:
         """Note the verdict on an engine; one that is not passed counts as well, and is told others too."""
         if why := failure_of(record):
             self._gate_errors[unit.engine.name] = why
-        self._keep(gates_name(self._fleet), {unit.engine.name: record.key})
+        self._members.keep(gates_name(self._fleet), {unit.engine.name: record.key})
 
     def _in_order(self, jobs: Sequence[Job], units: Sequence[Unit]) -> list[Job]:
         """Return jobs, those of one graph one after another, within them the largest first."""
@@ -247,8 +213,22 @@ class _Run:
     def _run(self, jobs: Sequence[Job]) -> dict[str, Error]:
         if not jobs:
             return {}
+        self._check_signer()
         queue = JobQueue(self._options.budget, tree_bytes(os.getpid()), self._stop)
         return queue.run(jobs)
+
+    def _check_signer(self) -> None:
+        """Refuse to make what could not be kept, for nobody who is trusted signs it."""
+        key, remote = self._store.key, self._options.remote
+        for store in (self._store, remote if self._options.push else None):
+            if isinstance(store, LocalStore) and store.trusts_own:
+                continue
+            if store is not None and store.trust and (key is None or key.public not in store.trust):
+                given = "no" if key is None else "another"
+                raise SignatureError(
+                    f"{store.url} takes what a key under trust has signed, and {given} key is given; give --sign-key "
+                    "KEY.pem, or set PLANSMITH_SIGNING_KEY"
+                )
 
     def _built(self, unit: Unit, built: BuiltUnit) -> None:
         seconds = 0.0 if built.report is None else sum(one.seconds for one in built.report.targets.values())
@@ -268,27 +248,7 @@ class _Run:
         self.results[unit.name] = UnitResult(unit.name, key, status, why, round(seconds, 3), predicted)
         if record is not None:
             self._records[unit.name] = record
-            self._keep(self._fleet.name, dict.fromkeys(unit.members, record.key))
-
-    def _keep(self, fleet: str, keys: Mapping[str, str]) -> None:
-        """Say which records members have now, and push them where that is asked for."""
-        refs = self._store.refs(fleet)
-        changed = {
-            name: Ref.now(key) for name, key in keys.items() if name not in refs or refs[name].key != key
-        }
-        for name, ref in changed.items():
-            self._store.set_ref(fleet, name, ref)
-        remote = self._options.remote
-        if self._options.push and remote is not None:
-            there = remote.refs(fleet)
-            new = {name: key for name, key in keys.items() if name not in there or there[name].key != key}
-            if new:
-                push(
-                    self._store,
-                    remote,
-                    new.values(),
-                    {(fleet, name): Ref.now(key) for name, key in new.items()},
-                )
+            self._members.keep(self._fleet.name, dict.fromkeys(unit.members, record.key))
 
     def _is_here(self, unit: Unit) -> bool:
         return unit.name in self._records

@@ -91,11 +91,6 @@ class UnitState:
     key: str | None
     members: tuple[MemberState, ...]
 
-    @property
-    def is_current(self) -> bool:
-        """Whether all of its members have it."""
-        return all(member.status == "current" for member in self.members)
-
 
 def compare(units: Sequence[Unit], store: Records, fleet: str) -> list[UnitState]:
     """Return every unit beside what the store has for the fleet."""

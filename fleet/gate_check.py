@@ -8,6 +8,7 @@ from pathlib import Path
 from ..builder.build_key import inputs_key
 from ..builder.checkpoint import Checkpoint, open_checkpoint
 from ..builder.targets.registry import CPU
+from .absent_checkpoint import require_weights
 from .fleet_file import Fleet, Source
 from .store.record import Record
 from .unit_build import Workshop
@@ -61,6 +62,8 @@ def _measure(unit: Unit, key: str, shop: Workshop, cpu: Record | None) -> Record
     def progress(_: str, phase: str, done: int, total: int) -> None:
         shop.progress(f"{unit.engine.name} gate", phase, done, total)
 
+    for source in (unit.engine.source, unit.engine.model.source):
+        require_weights(source)
     report, error = try_gate(
         unit.engine.recipe.gate or "",
         unit.checkpoint,

@@ -112,7 +112,10 @@ def gitlab_pipeline(
     for job in jobs:
         command = shlex.join(["plansmith", "fleet", "build", "--file", file, "--only", job.only, *options])
         tags: Mapping[str, Any] = {"tags": list(job.runner)} if job.runner else {}
-        pipeline[job.name] = {**common, **tags, "script": [command]}
+        variables = {
+            "FLEET_UNITS": job.only
+        }  # so that what .plansmith does before can fetch their checkpoints alone
+        pipeline[job.name] = {**common, **tags, "variables": variables, "script": [command]}
     return pipeline
 
 

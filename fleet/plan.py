@@ -56,7 +56,11 @@ class Step:
             "members": list(unit.members),
             "target": unit.target.name,
             "key": unit.key,
-            "checkpoint": {"path": str(unit.checkpoint.path), "fingerprint": unit.fingerprint},
+            "checkpoint": {
+                "path": str(unit.checkpoint.path),
+                "fingerprint": unit.fingerprint,
+                "missing_weights": unit.missing_weights,
+            },
             "action": self.action,
             "where": self.where,
             "runner": list(self.runner),

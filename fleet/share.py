@@ -9,11 +9,12 @@ from ..builder.build_key import inputs_key
 from ..builder.progress import Progress, no_progress
 from ..runtime.errors import EngineFileError, Error
 from .assemble import assemble as assemble_engine
-from .build import EngineResult
 from .compare import compare
 from .engines import FleetEngine, engines_of
+from .facts_store import note_facts, outdated_facts, pull_facts
 from .fleet_file import Fleet
 from .gate_check import failure_of, gates_name, is_verdict_on
+from .report import EngineResult
 from .selection import select
 from .store.collect import collect
 from .store.collected import Collected
@@ -42,7 +43,8 @@ def push_fleet(
         if state.unit.gate_inputs and local.has_record(key := inputs_key(state.unit.gate_inputs)):
             refs[gates_name(fleet), state.unit.engine.name] = Ref.now(key)
     sent = push(local, remote, [ref.key for ref in refs.values()], refs, progress)
-    return sent, absent
+    noted = note_facts(fleet, units, local, remote)
+    return dataclasses.replace(sent, records=sent.records + noted), absent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +73,11 @@ def pull_fleet(
     wanted = select({name: (name,) for name in member_names(fleet)}, only)
     refs = {name: ref for name, ref in remote.refs(fleet.name).items() if name in wanted}
     gates = {name: ref for name, ref in remote.refs(gates_name(fleet)).items() if remote.has_record(ref.key)}
+    for name, ref in refs.items():
+        remote.check_ref(fleet.name, name, ref)  # a record's signature does not say whose plan it is
     keys = [ref.key for ref in (*refs.values(), *gates.values())]
     transferred = pull(remote, local, keys, progress)
+    pull_facts(fleet, local, remote)
     for name, ref in refs.items():
         local.set_ref(fleet.name, name, ref)
     for name, ref in gates.items():
@@ -122,12 +127,30 @@ def _record(local: LocalStore, key: str) -> Record:
 def collect_fleet(
     fleet: Fleet, store: Store, *, keep_days: float, dry_run: bool = False
 ) -> tuple[list[str], Collected]:
-    """Forget members that a fleet has no more, and collect; return their names, and what was removed."""
+    """Forget members that a fleet has no more, and collect; return their names, and what was removed, or would be."""
     named = {fleet.name: set(member_names(fleet)), gates_name(fleet): {one.name for one in engines_of(fleet)}}
-    forgotten = []
-    for refs_name, known in named.items():
-        for member in sorted(set(store.refs(refs_name)) - known):
-            forgotten.append(member)
-            if not dry_run:
-                store.remove_ref(refs_name, member)
-    return forgotten, collect(store, keep_days=keep_days, dry_run=dry_run)
+    forgotten = [
+        (name, one) for name, known in named.items() for one in sorted(set(store.refs(name)) - known)
+    ]
+    dropped = [*forgotten, *outdated_facts(fleet, store, keep_days)]
+    if dry_run:
+        gone = collect(_Forgetful(store, dropped), keep_days=keep_days, dry_run=True)
+    else:
+        for one in dropped:
+            store.remove_ref(*one)
+        gone = collect(store, keep_days=keep_days)
+    return [member for _, member in forgotten], gone
+
+
+class _Forgetful(Store):
+    """A store as it is once some members are forgotten."""
+
+    def __init__(self, store: Store, forgotten: Sequence[tuple[str, str]]) -> None:
+        super().__init__(store.objects, store.trust)
+        self._forgotten = frozenset(forgotten)
+
+    def refs(self, fleet: str) -> dict[str, Ref]:
+        """Return the refs that stay."""
+        return {
+            name: ref for name, ref in super().refs(fleet).items() if (fleet, name) not in self._forgotten
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..builder.build_key import inputs_key
@@ -17,6 +17,7 @@ from ..builder.spec import DecoderSpec, weight_shapes
 from ..builder.targets.registry import Target
 from .buildable import Buildable, buildable, refused
 from .engines import FleetEngine, engines_of
+from .facts_store import FactsFinder
 from .fleet_file import Fleet, FleetSku
 from .opener import OpenedEngine, Opener
 from .selection import select
@@ -25,6 +26,7 @@ from .unit_inputs import gate_inputs, unit_inputs
 
 if TYPE_CHECKING:
     from ..builder.build import BuildPlan
+    from .store.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Unit:
     gate_inputs : everything that the verdict of its engine's gate depends on; {} = it has no gate
     unknown : names of inputs that this machine cannot know, for the compiler is not here; they are not compared
     weight_bytes : about what its weights take, the draft's included
+    missing_weights : what is not here of the checkpoint, so that only a machine that fetches it can build; "" = nothing
     """
 
     name: str
@@ -54,6 +57,7 @@ class Unit:
     unknown: frozenset[str]
     buildable: Buildable
     weight_bytes: int
+    missing_weights: str
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -76,7 +80,10 @@ class Unit:
 
     @functools.cached_property
     def plan(self) -> BuildPlan:
-        """What the builder gets; raises CheckpointError for a tokenizer that the runtime cannot open."""
+        """What the builder gets.
+
+        raises CheckpointError for weights that are not here, and a tokenizer that the runtime cannot open
+        """
         from ..builder.build import (
             BuildPlan,
         )  # takes a second to import, and most of a fleet is there already
@@ -103,16 +110,25 @@ class Unit:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def units_of(fleet: Fleet, *, only: Sequence[str] = (), hashes: HashCache | None = None) -> list[Unit]:
+def units_of(
+    fleet: Fleet,
+    *,
+    only: Sequence[str] = (),
+    hashes: HashCache | None = None,
+    open_stores: Callable[[], Sequence[Store]] | None = None,
+) -> list[Unit]:
     """Return the units of a fleet in the order of its file.
 
     only : patterns over units and members, see selection.select; () = all
     hashes : what remembers the checkpoints' fingerprints; None = the user's
+    open_stores : opens the fleet's stores, which know what is needed of pinned checkpoints; called only where weights
+        of one are not here. None = they have to be here
 
     No weights are read of a checkpoint that `hashes` knows, and nothing is compiled.
     raises InvalidArgumentError, CheckpointError naming the line of the file
     """
-    opener = Opener(HashCache() if hashes is None else hashes)
+    finder = None if open_stores is None else FactsFinder(fleet.name, open_stores)
+    opener = Opener(HashCache() if hashes is None else hashes, finder)
     pieces = [(engine, target) for engine in engines_of(fleet) for target in engine.targets]
     names = {_name(*one): [one[0].member(sku) for sku in _skus(*one)] for one in pieces}
     wanted = select(names, only)
@@ -164,6 +180,7 @@ def _unit(engine: FleetEngine, facts: TargetFacts, opened: OpenedEngine) -> Unit
         unknown=unknown,
         buildable=refused(target, why) if why else buildable(target, facts.lack, spec, recipes),
         weight_bytes=sum(_weight_bytes(spec, recipe) for recipe in recipes),
+        missing_weights=opened.missing_weights,
     )
 
 

@@ -1,1 +1,1 @@
-"""Which GPUs there are, what a model takes of them, how fast it can be, which plan runs where. Standard library only."""
+"""Which GPUs there are, what a model takes of them, how fast it is there, where plans run. Standard library only."""

@@ -77,8 +77,7 @@ def prefill_seconds(
     row = 2 * shape.num_kv_heads * shape.head_dim * work.kv_value_bytes
     while done < tokens:
         chunk = min(max_num_tokens, tokens - done)
-        # A token sees those before it: on average half of its own chunk.
-        seen = _positions(shape, work, done + (chunk + 1) / 2)
+        seen = _mean_positions(shape, work, done, chunk)
         seconds = chunk * (_product_seconds(sku, work.products) + _attention_seconds(shape, sku, seen))
         if done + chunk == tokens:
             seconds += _product_seconds(sku, work.head)
@@ -101,11 +100,19 @@ def _step(sku: Sku, num_bytes: float, operations_seconds: float, efficiency: flo
     return Step(num_bytes, num_bytes / sku.bandwidth_bytes_s / efficiency, operations_seconds / efficiency)
 
 
-def _positions(shape: ModelShape, work: Work, context: float) -> float:
+def _positions(shape: ModelShape, work: Work, context: int) -> int:
     """Return the positions that a token sees of so many, over all layers."""
-    if not work.windows:
-        return shape.num_layers * context
-    return sum(min(context, window) if window else context for window in work.windows)
+    return sum(min(context, window or context) for window in work.windows or shape.num_layers * (0,))
+
+
+def _mean_positions(shape: ModelShape, work: Work, done: int, chunk: int) -> float:
+    """Return the positions that a token of a chunk sees on average, over all layers; `done` tokens come before it."""
+    total = 0.0
+    for window in work.windows or shape.num_layers * (0,):
+        # Those up to the window's end see themselves and all before them, the others as many as it holds.
+        growing = max(0, min(chunk, window - done)) if window else chunk
+        total += growing * (2 * done + growing + 1) / 2 + (chunk - growing) * window
+    return total / chunk
 
 
 def _product_seconds(sku: Sku, products: Mapping[str, int]) -> float:

@@ -117,6 +117,7 @@ SKUS: dict[str, Sku] = {
         _sku(
             "sm120", "rtx5090", "GeForce RTX 5090", 32607, 1792, (209.5, 838, 419, 1676), "32g gddr7", _GB202
         ),
+        # The editions differ in clocks, the server's in its memory's too.
         _sku(
             "sm120",
             "rtx6000-blackwell",
@@ -124,8 +125,28 @@ SKUS: dict[str, Sku] = {
             97887,
             1792,
             (503.8, 1007.6, 1007.6, 2015.2),
-            "96g gddr7 max q",
+            "96g gddr7",
             _GB202,
+        ),
+        _sku(
+            "sm120",
+            "rtx6000-blackwell-maxq",
+            "RTX PRO 6000 Blackwell Max-Q",
+            97887,
+            1792,
+            (438.9, 877.7, 877.7, 1755.5),
+            "96g gddr7",
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet: 3511 TOPS of sparse FP4, of which the others are parts",
+        ),
+        _sku(
+            "sm120",
+            "rtx6000-blackwell-server",
+            "RTX PRO 6000 Blackwell Server",
+            97887,
+            1597,
+            (480, 960, 960, 1920),
+            "96g gddr7 pcie",
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet: 120 TFLOPS of FP32, times 4, 8 and 16",
         ),
     )
 }
@@ -133,7 +154,7 @@ SKUS: dict[str, Sku] = {
 
 # The maker, its brands, and editions that change none of these numbers.
 _SMALL_WORDS = frozenset(
-    {"nvidia", "geforce", "tesla", "gpu", "tensor", "core", "generation", "edition", "workstation", "server"}
+    {"nvidia", "geforce", "tesla", "gpu", "tensor", "core", "generation", "edition", "workstation"}
 )
 
 
@@ -156,11 +177,6 @@ def find_sku(name: str) -> Sku:
     nearest = [one for one in SKUS if _squeezed(one) in near]
     meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     raise InvalidArgumentError(f"no GPU is called {name!r}; {meant}There are {', '.join(SKUS)}")
-
-
-def skus_of(sm: str) -> list[Sku]:
-    """Return the GPUs of a compute capability, e.g. "sm89", in the table's order; [] where there are none."""
-    return [one for one in SKUS.values() if one.sm == sm]
 
 
 def _words(name: str) -> list[str]:

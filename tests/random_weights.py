@@ -11,9 +11,9 @@ from plansmith.builder.checkpoint.hf_dir import read_spec
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import Limits, make_limits
 from plansmith.builder.scheme import QuantizedInput, QuantizedWeight
-from plansmith.builder.spec import DecoderSpec, weight_shapes
+from plansmith.builder.spec import DecoderSpec
 from plansmith.builder.targets.cpu import compile_plan
-from plansmith.builder.weight_sizes import assumed_recipe
+from plansmith.builder.weight_sizes import ShapesOnly, assumed_recipe
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -60,24 +60,13 @@ def spec_of(config: dict[str, Any]) -> DecoderSpec:
     return read_spec(config, "config.json", 0)[0]
 
 
-class RandomWeights:
+class RandomWeights(ShapesOnly):
     """A WeightSource of small random numbers, each made when it is asked for."""
-
-    def __init__(self, spec: DecoderSpec) -> None:
-        self._shapes = weight_shapes(spec)
-
-    def names(self) -> tuple[str, ...]:
-        """Return all names."""
-        return tuple(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a weight's shape."""
-        return self._shapes[name]
 
     def get(self, name: str) -> Any:
         """Return a weight."""
-        generator = np.random.default_rng(list(self._shapes).index(name))
-        return generator.standard_normal(self._shapes[name], np.float32) * np.float32(0.02)
+        generator = np.random.default_rng(self.names().index(name))
+        return generator.standard_normal(self.shape(name), np.float32) * np.float32(0.02)
 
     def quantized(self, name: str) -> QuantizedWeight:
         """Return a weight as FP8 codes with one scale, for the recipe fp8."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...runtime.user_cache import user_cache
 from .hf_dir import hash_files
 
 # A file's times may stand still for this long (FAT: 2 s) while it is written again. A file that was hashed so soon
@@ -41,7 +42,7 @@ class HashCache:
         rehash: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._folder = folder if folder is not None else user_folder()
+        self._folder = folder if folder is not None else user_cache("fingerprints")
         self._rehash = rehash
         self._now_ns = now_ns
 
@@ -85,12 +86,6 @@ class HashCache:
             entries.sort(key=lambda path: path.stat().st_mtime_ns)
             for path in entries[: len(entries) - _MAX_ENTRIES // 2]:
                 path.unlink(missing_ok=True)
-
-
-def user_folder() -> Path:
-    """Return where the user's fingerprints are remembered: below $XDG_CACHE_HOME, or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
-    return Path(base) / "plansmith" / "fingerprints"
 
 
 def _stats(paths: Sequence[Path]) -> Stats:

@@ -35,9 +35,9 @@ class Envelope:
     payload: bytes
     signatures: tuple[Signature, ...] = ()
 
-    def signed(self, key: PrivateKey) -> Envelope:
+    def signed(self, key: PrivateKey, payload_type: str = PAYLOAD_TYPE) -> Envelope:
         """Return the envelope with this key's signature; itself where it has that."""
-        made = Signature(key.public.keyid, key.sign(encode(self.payload)))
+        made = Signature(key.public.keyid, key.sign(encode(self.payload, payload_type)))
         if made in self.signatures:
             return self
         others = tuple(one for one in self.signatures if one.keyid != made.keyid)
@@ -57,9 +57,14 @@ def encode(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
 
 def dump_envelope(envelope: Envelope) -> bytes:
     """Return the JSON of an envelope."""
-    signatures = [{"keyid": one.keyid, "sig": _base64(one.sig)} for one in envelope.signatures]
+    signatures = dump_signatures(envelope.signatures)
     content = {"payloadType": PAYLOAD_TYPE, "payload": _base64(envelope.payload), "signatures": signatures}
     return fields.dump(content)
+
+
+def dump_signatures(signatures: Sequence[Signature]) -> list[dict[str, str]]:
+    """Return signatures as JSON values."""
+    return [{"keyid": one.keyid, "sig": _base64(one.sig)} for one in signatures]
 
 
 def load_envelope(raw: bytes, refuse: Refuse) -> Envelope:
@@ -68,17 +73,23 @@ def load_envelope(raw: bytes, refuse: Refuse) -> Envelope:
     kind = fields.text(value, "payloadType", refuse)
     if kind != PAYLOAD_TYPE:
         raise refuse(f"has the payload type {kind!r}, wanted {PAYLOAD_TYPE!r}")
-    signatures = tuple(_load_signature(one, refuse) for one in fields.array(value, "signatures", refuse))
-    return Envelope(_bytes(fields.text(value, "payload", refuse), refuse), signatures)
+    return Envelope(_bytes(fields.text(value, "payload", refuse), refuse), load_signatures(value, refuse))
 
 
-def check_signatures(envelope: Envelope, trust: Sequence[PublicKey], what: str) -> tuple[str, ...]:
+def load_signatures(value: dict[str, Any], refuse: Refuse) -> tuple[Signature, ...]:
+    """Return the signatures of an object that has an array of them."""
+    return tuple(_load_signature(one, refuse) for one in fields.array(value, "signatures", refuse))
+
+
+def check_signatures(
+    envelope: Envelope, trust: Sequence[PublicKey], what: str, payload_type: str = PAYLOAD_TYPE
+) -> tuple[str, ...]:
     """Return the ids of the trusted keys that signed the payload; all of them are tried, whatever the ids say.
 
     what   : how an error calls the payload
     raises : SignatureError when trust lists keys and none of them signed
     """
-    signed = encode(envelope.payload)
+    signed = encode(envelope.payload, payload_type)
     signers = tuple(
         key.keyid for key in trust if any(key.verifies(one.sig, signed) for one in envelope.signatures)
     )

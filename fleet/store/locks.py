@@ -10,7 +10,6 @@ import fcntl
 import os
 import pathlib
 import time
-from collections.abc import Iterator
 from types import TracebackType
 
 
@@ -57,7 +56,7 @@ def own(path: pathlib.Path, blocking: bool) -> Held | None:
 
     The file holds its holder's process id.
     """
-    tries = 3  # who asks `is_held` has it for a moment
+    tries = 3  # a collection has it for a moment
     while True:
         try:
             descriptor = _lock(path, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
@@ -73,38 +72,6 @@ def own(path: pathlib.Path, blocking: bool) -> Held | None:
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode(), 0)
             return Held(descriptor, path)
-        os.close(descriptor)
-
-
-def wait_free(path: pathlib.Path, timeout_s: float | None) -> bool:
-    """Return True once nobody holds the lock `own` gives, False after timeout_s."""
-    end = None if timeout_s is None else time.monotonic() + timeout_s
-    pause_s = 0.01
-    while is_held(path):
-        if end is not None and time.monotonic() >= end:
-            return False
-        time.sleep(pause_s if end is None else max(0.0, min(pause_s, end - time.monotonic())))
-        pause_s = min(pause_s * 2, 0.5)
-    return True
-
-
-def is_held(path: pathlib.Path) -> bool:
-    """Return whether somebody holds the lock that `own` gives."""
-    with contextlib.suppress(FileNotFoundError), _opened(path) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
-
-
-@contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
         os.close(descriptor)
 
 

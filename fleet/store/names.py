@@ -22,6 +22,8 @@ BUILT = "built"
 # What a process that was killed while it made a store may have left.
 BEFORE_MARKER = (LOCKS, TMP)
 
+# What file systems take of a name and a path, in bytes.
+_MAX_NAME, _MAX_PATH = 255, 2048
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,127}")
 
@@ -79,14 +81,21 @@ def member_of(name: str) -> tuple[str, str] | None:
     fleet, _, member = rest.partition("/")
     if folder != REFS or not member.endswith(".json"):
         return None
-    return fleet, member.removesuffix(".json")
+    member = member.removesuffix(".json")
+    is_one = all(_SEGMENT.fullmatch(segment) for segment in (fleet, *member.split("/")))
+    return (fleet, member) if is_one else None
 
 
 def check_path(path: str) -> str:
-    """Return the path of a file of a record; InvalidArgumentError unless it is relative and stays below its root."""
+    """Return the path of a file of a record; InvalidArgumentError unless it is relative and stays below its root.
+
+    What no file system has room for is refused as well, before any of the record is written.
+    """
     parts = path.split("/")
-    if not path or not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
+    sizes = [len(part.encode(errors="replace")) for part in parts]
+    is_long = max(sizes) > _MAX_NAME or sum(sizes) + len(sizes) > _MAX_PATH
+    if not path.isprintable() or "\\" in path or is_long or any(part in ("", ".", "..") for part in parts):
         raise InvalidArgumentError(
-            f"{path!r} is no path of a file below a folder, such as targets/cpu/model.plan"
+            f"{path[:_MAX_NAME]!r} is no path of a file below a folder, such as targets/cpu/model.plan"
         )
     return path

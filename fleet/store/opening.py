@@ -17,11 +17,12 @@ def open_store(
     trust: Sequence[PublicKey] = (),
     key: PrivateKey | None = None,
     create: bool = True,
+    trusts_own: bool = False,
 ) -> LocalStore:
     """Return the store in a folder.
 
     create : make one where nothing is; a folder that holds other things is never made into one
-    trust, key : see `Store`
+    trust, key : see `Store`; trusts_own : see `LocalStore`
     raises InvalidArgumentError for a folder that is no store or cannot be written to, EngineFileError for a store of
         another version, NotFoundError when there is none and create is False
     """
@@ -30,7 +31,7 @@ def open_store(
         raise InvalidArgumentError(f"{location} is a URL, wanted is a folder; a RemoteStore takes URLs")
     if root.exists() and not root.is_dir():
         raise InvalidArgumentError(f"{root} is a file, a store is a folder; give another place")
-    store = LocalStore(root, trust, key)
+    store = LocalStore(root, trust, key, trusts_own=trusts_own)
     if create:
         _make_folder(root)
         store.prepare()

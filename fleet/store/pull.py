@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...builder.progress import Progress, no_progress
 from ...runtime.errors import NotFoundError
 from .chunks import Chunk, FileList
-from .envelope import Envelope, check_signatures
+from .envelope import Envelope
 from .folder import check_room
 from .local import LocalStore
 from .names import list_name, record_name
@@ -54,7 +54,7 @@ def _record(remote: Store, local: LocalStore, key: str) -> tuple[Record, Envelop
             f"{remote.url} has no record {key}; build it, and push it from where it was built"
         )
     record = source.open_envelope(key, envelope)
-    check_signatures(envelope, local.trust, f"{source.url}: {record_name(key)}")
+    local.check_trust(envelope, f"{source.url}: {record_name(key)}")
     return record, envelope
 
 

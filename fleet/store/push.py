@@ -15,6 +15,7 @@ from .envelope import Envelope, check_signatures
 from .local import LocalStore
 from .names import chunk_name, list_name, record_name
 from .record import FileRef, Record, Ref
+from .ref_signatures import sign_ref
 from .store import Store
 from .threads import side_by_side
 from .transfer import Transferred, chunks_of, count
@@ -29,13 +30,15 @@ def push(
 ) -> Transferred:
     """Bring records with all that they name to the remote store, then refs by (fleet, member).
 
-    A record that was put here by its maker is signed if `local` has a private key. A record that the remote store has
-    is kept there if it can be read and trusted; it gets what it lacks of our files and of our signatures.
-    raises NotFoundError for a key or ref without a record, SignatureError for a record that the remote store's trust
-        refuses (nothing is sent then), DamagedError for what is damaged here
+    A record that was put here by its maker is signed if `local` has a private key, and so is every ref. A record that
+    the remote store has is kept there if it can be read and trusted; it gets what it lacks of our files and of our
+    signatures.
+    raises NotFoundError for a key or ref without a record, SignatureError for a record or ref that the remote store's
+        trust refuses (nothing is sent then), DamagedError for what is damaged here
     """
     remote.prepare()
     ready = {key: _ready(local, remote, key) for key in dict.fromkeys(keys)}
+    named = {place: _signed(local, remote, *place, ref) for place, ref in (refs or {}).items()}
     there = {key: _there(remote, key) for key in ready}
     lists = _lists(local, ready, there)
     chunks, sent = _send_chunks(local, remote, lists, progress)
@@ -46,7 +49,7 @@ def push(
     for done, (key, (_, envelope)) in enumerate(ready.items(), 1):
         num_records += _send_record(remote, key, envelope, there[key])
         progress(remote.url, "records", done, len(ready))
-    for (fleet, member), ref in (refs or {}).items():
+    for (fleet, member), ref in named.items():
         remote.set_ref(fleet, member, ref)
     return count(num_records, len(lacking), chunks, sent)
 
@@ -61,6 +64,14 @@ def _ready(local: LocalStore, remote: Store, key: str) -> tuple[Record, Envelope
         envelope = envelope.signed(local.key)
     check_signatures(envelope, remote.trust, f"{local.url}: {record_name(key)}")
     return record, envelope
+
+
+def _signed(local: LocalStore, remote: Store, fleet: str, member: str, ref: Ref) -> Ref:
+    """Return a ref that is to be pushed, signed if either store has a private key, and checked."""
+    for key in filter(None, (local.key, remote.key)):
+        ref = sign_ref(fleet, member, ref, key)
+    remote.check_ref(fleet, member, ref)
+    return ref
 
 
 def _there(remote: Store, key: str) -> Record | None:

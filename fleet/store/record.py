@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...runtime.errors import InvalidArgumentError
 from . import fields
+from .envelope import Signature, dump_signatures, load_signatures
 from .fields import Refuse
 from .names import check_key, check_path, is_key
 
@@ -55,10 +56,12 @@ class Ref:
     """The key a member of a fleet had when it was last built.
 
     time : when that was, UTC, as 2026-01-31T12:00:00Z
+    signatures : of whoever said so, see ref_signatures.py
     """
 
     key: str
     time: str
+    signatures: tuple[Signature, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @classmethod
     def now(cls, key: str) -> Ref:
@@ -70,8 +73,10 @@ def dump_record(record: Record) -> bytes:
     """Return the statement that is signed; InvalidArgumentError for a record that cannot be one."""
     check_key(record.key)
     paths = [check_path(file.path) for file in record.files]
-    if len(set(paths)) != len(paths):
-        raise InvalidArgumentError(f"the record {record.key} names a file twice; give each of its files once")
+    if (clash := _clash(paths)) is not None:
+        raise InvalidArgumentError(
+            f"the record {record.key} {clash}; give each of its files once, under its path"
+        )
     predicate = {
         "key": record.key,
         "kind": record.kind,
@@ -91,6 +96,15 @@ def dump_record(record: Record) -> bytes:
         raise InvalidArgumentError(f"the record {record.key} cannot be written as JSON: {error}") from None
 
 
+def _clash(paths: Sequence[str]) -> str | None:
+    """Return what is wrong with paths that cannot be below one folder together; None where they can."""
+    known = set(paths)
+    if len(known) != len(paths):
+        return "names a file twice"
+    folders = {path[:end] for path in known for end in range(len(path)) if path[end] == "/"}
+    return f"has {min(known & folders)} as a file and as a folder" if known & folders else None
+
+
 def _dump_file(file: FileRef) -> dict[str, Any]:
     notes = {"size": file.size, "mode": f"{file.mode:04o}"}
     return {"name": file.path, "digest": {"sha256": file.sha256}, "annotations": notes}
@@ -107,8 +121,8 @@ def load_record(raw: bytes, refuse: Refuse) -> Record:
     if not all(isinstance(value, str) for value in inputs.values()):
         raise refuse("has inputs that are no text")
     files = tuple(_load_file(one, refuse) for one in fields.array(statement, "subject", refuse))
-    if len({file.path for file in files}) != len(files):
-        raise refuse("names a file twice")
+    if (clash := _clash([file.path for file in files])) is not None:
+        raise refuse(clash)
     return Record(
         key=fields.text(predicate, "key", refuse),
         kind=fields.text(predicate, "kind", refuse),
@@ -138,7 +152,8 @@ def _load_file(value: Any, refuse: Refuse) -> FileRef:
 
 def dump_ref(ref: Ref) -> bytes:
     """Return the JSON of a ref."""
-    return fields.dump({"key": check_key(ref.key), "time": ref.time})
+    signatures = {"signatures": dump_signatures(ref.signatures)} if ref.signatures else {}
+    return fields.dump({"key": check_key(ref.key), "time": ref.time, **signatures})
 
 
 def load_ref(raw: bytes, refuse: Refuse) -> Ref:
@@ -147,4 +162,5 @@ def load_ref(raw: bytes, refuse: Refuse) -> Ref:
     key = fields.text(value, "key", refuse)
     if not is_key(key):
         raise refuse(f"names the key {key!r}, which is no sha256")
-    return Ref(key, fields.text(value, "time", refuse))
+    signatures = load_signatures(value, refuse) if "signatures" in value else ()
+    return Ref(key, fields.text(value, "time", refuse), signatures)

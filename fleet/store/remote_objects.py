@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -35,9 +36,10 @@ class RemoteObjects:
         self._folders: set[str] = set()  # that are known to be there
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
         self._whole_puts = bool(protocols & _WHOLE_PUTS)
-        # Drivers with a loop of their own take calls of any thread; one connection of FTP or SSH does not.
+        # Drivers with a loop of their own take calls of any thread; one connection of FTP or SSH takes one at a time.
         safe = self._fs.async_impl or "memory" in protocols or isinstance(self._fs, LocalFileSystem)
         self.jobs = 8 if safe else 1
+        self._turn = contextlib.nullcontext() if safe else threading.Lock()
 
     def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes | None:
         """Return an object, at most the first limit + 1 bytes of it; None when there is none."""
@@ -200,9 +202,10 @@ class RemoteObjects:
 
     @contextlib.contextmanager
     def _errors(self, doing: str, name: str) -> Iterator[None]:
-        """Turn whatever a driver raises into RemoteError; that an object is absent passes as it is."""
+        """Wait for our turn, and turn whatever a driver raises into RemoteError; that an object is absent passes."""
         try:
-            yield
+            with self._turn:
+                yield
         except (Error, FileNotFoundError):
             raise
         except Exception as error:

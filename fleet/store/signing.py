@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -17,6 +18,9 @@ from ...runtime.errors import InvalidArgumentError
 
 _PREFIX = "ed25519:"
 _PEM = "-----BEGIN "
+_LIKE_A_KEY = re.compile(
+    r"M[A-Za-z0-9+/=\s]{40,}|.*\n.*", re.DOTALL
+)  # the base64 of any DER key begins with M
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,8 @@ def load_private(source: str | pathlib.Path) -> PrivateKey:
         ) from None
     except (ValueError, UnsupportedAlgorithm):
         raise InvalidArgumentError(
-            f"{where} is no private key in PEM form; make one with `plansmith fleet keygen`"
+            f"{where} is no private key in PEM form, which begins with {_PEM}; give all of the file that "
+            "`plansmith fleet keygen` makes"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidArgumentError(
@@ -174,7 +179,9 @@ def _pem(source: str | pathlib.Path) -> tuple[str, str]:
         return pathlib.Path(source).read_text("ascii"), str(source)
     except UnicodeDecodeError:
         return "", str(source)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if _LIKE_A_KEY.fullmatch(str(source)) or not isinstance(error, OSError):
+            return "", "the key given as text"  # never shown: it may be a secret that lost its first line
         raise InvalidArgumentError(
             f"the key {source} cannot be read ({error.strerror}); name a PEM file"
         ) from error

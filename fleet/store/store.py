@@ -25,6 +25,7 @@ from .names import (
 )
 from .objects import Objects
 from .record import Record, Ref, dump_record, dump_ref, load_record, load_ref
+from .ref_signatures import check_ref, sign_ref
 from .signing import PrivateKey, PublicKey
 
 
@@ -102,10 +103,14 @@ class Store:
         return sorted({one[0] for name in self.objects.names(REFS) if (one := member_of(name)) is not None})
 
     def set_ref(self, fleet: str, member: str, ref: Ref) -> None:
-        """Say which key a member has; the last one wins.
+        """Say which key a member has, signed if this store has a private key; the last one wins.
 
-        raises NotFoundError when there is no such record: it may have been collected, so put or push it again
+        raises NotFoundError when there is no such record: it may have been collected, so put or push it again;
+        SignatureError when check_ref would refuse it
         """
+        if self.key is not None:
+            ref = sign_ref(fleet, member, ref, self.key)
+        self.check_ref(fleet, member, ref)
         self.prepare()
         with self.objects.sharing():
             if not self.objects.keep(record_name(ref.key)):
@@ -114,6 +119,13 @@ class Store:
                     "first"
                 )
             self.objects.write(ref_name(fleet, member), dump_ref(ref))
+
+    def check_ref(self, fleet: str, member: str, ref: Ref) -> None:
+        """Raise SignatureError for a ref that none of the trusted keys signed for this member.
+
+        `refs` gives these as well, for who has the key that a member must have. Ask where a ref alone says which.
+        """
+        check_ref(fleet, member, ref, self.trust, f"{self.url}: {ref_name(fleet, member)}")
 
     def remove_ref(self, fleet: str, member: str) -> None:
         """Forget a member; what only it named goes with the next collection that finds it old enough."""
@@ -130,13 +142,20 @@ class Store:
     def open_envelope(self, key: str, envelope: Envelope) -> Record:
         """Return the record in an envelope that was found, or is to lie, under a key; raises as `record` does."""
         name = record_name(key)
-        signers = check_signatures(envelope, self.trust, f"{self.url}: {name}")
+        signers = self.check_trust(envelope, f"{self.url}: {name}")
         found = load_record(envelope.payload, self.refuse(name))
         if found.key != key:
             raise self.refuse(name)(f"is the record of another key, {found.key}")
         return Record(
             found.key, found.kind, found.inputs, found.files, found.content, found.provenance, signers
         )
+
+    def check_trust(self, envelope: Envelope, what: str) -> tuple[str, ...]:
+        """Return the ids of the trusted keys that signed; SignatureError where one of them had to and none did.
+
+        what : how an error calls it
+        """
+        return check_signatures(envelope, self.trust, what)
 
     def put_envelope(self, key: str, envelope: Envelope, has_files: bool = False) -> Record:
         """Put a record with its signatures; as `put_record`.

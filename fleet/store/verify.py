@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Iterator
 
 from ...builder.progress import Progress, no_progress
-from ...runtime.errors import InvalidArgumentError
 from .chunks import MAX_READ_BYTES, FileList
 from .errors import DamagedError, SignatureError
 from .local import OTHER_FILE
@@ -117,7 +116,9 @@ def _refs(store: Store) -> Iterator[Problem]:
             continue
         try:
             ref = store.ref(*member)
-        except (DamagedError, InvalidArgumentError) as error:
+            if ref is not None:
+                store.check_ref(*member, ref)
+        except (DamagedError, SignatureError) as error:
             yield Problem(name, str(error).removeprefix(f"{store.url}: {name} "), store.fix)
             continue
         if (

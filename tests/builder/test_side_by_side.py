@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from plansmith.builder.side_by_side import SharedGraphs
+
+
+def writes(text: str) -> Callable[[Path], None]:
+    """Return what writes a graph that holds a text."""
+
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
 
 
 def test_many_ask_at_once_and_one_writes(tmp_path: Path) -> None:
@@ -38,7 +48,7 @@ def test_a_graph_that_could_not_be_written_is_tried_again(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="no space"):
         graphs.file("a", breaks)
     assert list(tmp_path.iterdir()) == []
-    assert graphs.file("a", lambda path: None if path.write_text("whole") else None).read_text() == "whole"
+    assert graphs.file("a", writes("whole")).read_text() == "whole"
 
 
 def test_two_graphs_are_written_side_by_side(tmp_path: Path) -> None:
@@ -51,7 +61,7 @@ def test_two_graphs_are_written_side_by_side(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(graphs.file, "slow", slow)
-        graphs.file("quick", lambda path: None if path.write_text("quick") else None)
+        graphs.file("quick", writes("quick"))
         other_is_done.set()
         assert waiting.result().read_text() == "slow"
 

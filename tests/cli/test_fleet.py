@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,6 +195,91 @@ def test_errors(plansmith: Run, folder: Path) -> None:
     assert result.status == 1 and "--github-output" in result.err
 
 
+@pytest.fixture
+def pinned(folder: Path, tiny_checkpoint: Callable[[str], Path], plansmith: Run) -> Path:
+    """Return the folder with a checkpoint of its own, whose revision the file has."""
+    shutil.copytree(tiny_checkpoint("llama"), folder / "tiny")
+    report = json.loads(plansmith("fleet", "plan", "--json").out)
+    revision = report["units"][0]["checkpoint"]["fingerprint"]
+    file = folder / "plansmith.yaml"
+    file.write_text(file.read_text().replace(str(tiny_checkpoint("llama")), f"tiny, revision: '{revision}'"))
+    return folder
+
+
+def outputs(plansmith: Run, *arguments: object) -> list[tuple[int, str]]:
+    """Return what the three commands say."""
+    found = []
+    for words in (("plan",), ("plan", "--json"), ("status",), ("status", "--json"), ("matrix",)):
+        done = plansmith("fleet", *words, *arguments)
+        found.append((done.status, done.out))
+    return found
+
+
+def test_without_weights(plansmith: Run, pinned: Path) -> None:
+    """Once the fleet is pushed, a machine with the file alone says what one with the checkpoint says."""
+    build_all(pinned)
+    shared = f"file://{pinned}/shared"
+    assert plansmith("fleet", "push", "--remote", shared).status == 0
+    with_weights = outputs(plansmith, "--remote", shared)
+    shutil.rmtree(pinned / "tiny")
+    shutil.rmtree(pinned / ".plansmith")
+    assert outputs(plansmith, "--remote", shared) == [
+        (status, out.replace('"missing_weights": ""', '"missing_weights": "it does not exist"'))
+        for status, out in with_weights
+    ]
+    assert with_weights[-1] == (0, '{"include": []}\n')
+    assert not (pinned / ".plansmith").exists()
+
+
+def test_a_push_of_nothing_else(plansmith: Run, pinned: Path) -> None:
+    """As that error says: from a folder where nothing was ever built."""
+    shared = f"file://{pinned}/shared"
+    before = outputs(plansmith, "--remote", shared)
+    result = plansmith("fleet", "push", "--remote", shared)
+    assert result.status == 0, result.err
+    assert "pushed 1 records" in result.out and "not built here: tiny/int8/cpu, tiny/int8/sm89" in result.out
+    shutil.rmtree(pinned / "tiny")
+    shutil.rmtree(pinned / ".plansmith")
+    (status, out), *_ = outputs(plansmith, "--remote", shared)
+    assert (status, out.splitlines()[:-1]) == (before[0][0], before[0][1].splitlines())
+    assert "to be fetched before anything is built of it here (it does not exist" in out.splitlines()[-1]
+
+
+def test_what_to_fetch(plansmith: Run, pinned: Path) -> None:
+    """A plan says it of what would be compiled here, each checkpoint once; a build says it of every unit."""
+    result = plansmith("fleet", "plan")
+    assert "to be fetched" not in result.out
+    (pinned / "tiny").rename(pinned / "away")
+    result = plansmith("fleet", "plan")
+    assert result.status == 1
+    assert result.err.startswith("plansmith: plansmith.yaml:5: the weights of ")
+    assert "or run `plansmith fleet build` or `plansmith fleet push` once where it is" in result.err
+    (pinned / "away").rename(pinned / "tiny")
+    assert plansmith("fleet", "build", "--only", "*/cpu", "--no-assemble").status == 0
+    shutil.rmtree(pinned / "tiny")
+    result = plansmith("fleet", "plan", "--only", "*/cpu")
+    assert result.status == 0 and "to be fetched" not in result.out
+    result = plansmith("fleet", "plan")
+    assert result.status == 0
+    assert (
+        result.out.count(f"{pinned / 'tiny'}: to be fetched before anything is built of it here (it does")
+        == 1
+    )
+    result = plansmith("fleet", "build", "--no-assemble")
+    assert result.status == 1
+    assert "fetch the checkpoint of revision" in result.out and "kept" in result.out
+
+
+def test_a_build_opens_no_other_checkpoints(plansmith: Run, pinned: Path) -> None:
+    """Who builds some units needs the weights of these alone, also where their engine is assembled."""
+    file = pinned / "plansmith.yaml"
+    file.write_text(file.read_text().replace("recipes:", "  other: {checkpoint: nowhere}\nrecipes:"))
+    file.write_text(file.read_text().replace('int8: {gate: "kl<=0.05"}', "int8:"))
+    result = plansmith("fleet", "build", "--only", "tiny/*/cpu")
+    assert result.status == 0, result.err
+    assert plansmith("fleet", "build").status == 1
+
+
 def test_the_fleets_modules_load_no_graph() -> None:
     """Its library takes longest to import, and a fleet that is current needs none of it."""
     code = (
@@ -201,5 +287,6 @@ def test_the_fleets_modules_load_no_graph() -> None:
         "from plansmith.fleet.fleet_file import read_fleet\n"
         "from plansmith.fleet import compare, plan, status, matrix, units\n"
         "assert 'onnx_ir' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert 'plansmith.fleet.store' not in sys.modules\n"  # which only what asks a store needs
     )
     subprocess.run([sys.executable, "-c", code], check=True)

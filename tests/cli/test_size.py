@@ -75,32 +75,9 @@ def test_more_sequences_and_longer_ones_take_more(plansmith: Run, tmp_path: Path
     long = row_of(plansmith, llama, "--sku", "l40s", "-p", "fp16", "--context", 2048)
     assert many["kv_bytes"] == 8 * one["kv_bytes"] and long["kv_bytes"] == 2 * one["kv_bytes"]
     assert one["max_sequences"] > long["max_sequences"] > 1
-    fits = row_of(
-        plansmith,
-        llama,
-        "--sku",
-        "l40s",
-        "-p",
-        "fp16",
-        "--context",
-        2048,
-        "--sequences",
-        long["max_sequences"],
-    )
-    assert fits["fits"]
-    beyond = row_of(
-        plansmith,
-        llama,
-        "--sku",
-        "l40s",
-        "-p",
-        "fp16",
-        "--context",
-        2048,
-        "--sequences",
-        long["max_sequences"] + 1,
-    )
-    assert not beyond["fits"]
+    asked = ("--sku", "l40s", "-p", "fp16", "--context", 2048, "--sequences")
+    assert row_of(plansmith, llama, *asked, long["max_sequences"])["fits"]
+    assert not row_of(plansmith, llama, *asked, long["max_sequences"] + 1)["fits"]
 
 
 def test_a_list_of_names_and_defaults(plansmith: Run, tmp_path: Path) -> None:
@@ -161,6 +138,11 @@ def test_the_cpu_of_this_machine(plansmith: Run, tmp_path: Path) -> None:
     tight = row_of(plansmith, llama, "--sku", "cpu", "-p", "int8", "--memory-bytes", 100_000_000)
     assert not tight["fits"] and tight["devices"] is None and tight["max_sequences"] == 0
     assert row_of(plansmith, llama, "--sku", "cpu", "-p", "int8")["memory_bytes"] > 0
+    asked = ("--sku", "cpu", "-p", "int8", "--threads", 4, "--sequences", 32)
+    total = row_of(plansmith, llama, *asked)["total_bytes"]
+    assert total > 2 << 30
+    for spare, fits in ((64 << 20, True), ((64 << 20) - 1, False)):  # which the runtime leaves to Python
+        assert row_of(plansmith, llama, *asked, "--memory-bytes", total + spare)["fits"] == fits
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3_longrope"])

@@ -292,5 +292,6 @@ def test_a_key_is_read_once(
         def refs(self, fleet: str) -> dict[str, Ref]:
             return store.refs(fleet)
 
-    assert all(state.is_current for state in compare(units_of(fleet), Counting(), fleet.name))
+    states = compare(units_of(fleet), Counting(), fleet.name)
+    assert {member.status for state in states for member in state.members} == {"current"}
     assert len(reads) == len(set(reads)) == 4

@@ -50,6 +50,17 @@ def test_a_window_bounds_what_is_read() -> None:
     assert full.num_bytes - some.num_bytes == row * (1000 - 64)
 
 
+@pytest.mark.parametrize("chunk", [7, 64, 100, 1000])
+def test_a_prefill_with_windows_by_hand(chunk: int) -> None:
+    """Token by token: the windows' ends lie within chunks, on their edges and before them."""
+    fast = dataclasses.replace(GPU, bandwidth_bytes_s=1e15)  # arithmetic alone
+    windowed = dataclasses.replace(WORK, windows=(64, 0))
+    pairs = sum(min(position, 64) + position for position in range(1, 201))
+    expected = (200 * 2 * 4_000_000 + 2 * 512_000 + 4 * 8 * 64 * pairs) / 1e12
+    found = prefill_seconds(SHAPE, windowed, fast, tokens=200, max_num_tokens=chunk)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_prefill_by_hand() -> None:
     fast = dataclasses.replace(GPU, bandwidth_bytes_s=1e15)  # arithmetic alone
     tokens = 64

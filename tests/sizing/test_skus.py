@@ -6,7 +6,7 @@ import pytest
 from plansmith.builder.targets.registry import target_names
 from plansmith.builder.targets.rtx.targets import gpu_sm
 from plansmith.runtime.errors import InvalidArgumentError
-from plansmith.sizing.skus import SKUS, Sku, find_sku, skus_of
+from plansmith.sizing.skus import SKUS, Sku, find_sku
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,9 @@ from plansmith.sizing.skus import SKUS, Sku, find_sku, skus_of
         ("rtx-5090", "rtx5090"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"),
         ("rtx6000ada", "rtx6000-ada"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx6000-blackwell"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx6000-blackwell"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx6000-blackwell-maxq"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx6000-blackwell-server"),
     ],
 )
 def test_names_that_people_and_nvidia_smi_write(name: str, found: str) -> None:
@@ -76,8 +78,3 @@ def test_an_unknown_name_gets_the_nearest(name: str, near: str) -> None:
 def test_names_of_nothing_get_the_list(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="here are t4, a100-40g"):
         find_sku(name)
-
-
-def test_gpus_of_a_compute_capability() -> None:
-    assert [one.name for one in skus_of("sm89")] == ["l4", "l40", "l40s", "rtx4090", "rtx6000-ada"]
-    assert skus_of("sm70") == []

@@ -2,7 +2,7 @@
 
 Counted is what the kernel cannot drop: no pages of files, so not the graph's weights, which the compiler maps. The
 numbers were fitted to what bench/build_memory.py measures of TensorRT-RTX 1.7 (2 to 40 layers, 0.1 to 2,473 MB of
-weights, vocabularies of 320 to 131,072), and are within 4 % of it; they hold for the allocator as fixed_layout.py sets it.
+weights, vocabularies of 320 to 131,072), and are within 4 % of it, with the allocator as fixed_layout.py sets it.
 """
 
 from __future__ import annotations

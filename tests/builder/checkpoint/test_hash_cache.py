@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from plansmith.builder.checkpoint import hash_cache, open_checkpoint
-from plansmith.builder.checkpoint.hash_cache import HashCache, user_folder
+from plansmith.builder.checkpoint.hash_cache import HashCache
 from plansmith.builder.checkpoint.hf_dir import hash_files
+from plansmith.runtime.user_cache import user_cache
 
 LATER_NS = 10_000_000_000
 
@@ -169,7 +170,7 @@ def test_a_missing_file_is_an_error(cache: HashCache, files: list[Path]) -> None
 
 def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert user_folder() == tmp_path / "plansmith" / "fingerprints"
+    assert user_cache("fingerprints") == tmp_path / "plansmith" / "fingerprints"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert user_folder() == tmp_path / "home" / ".cache" / "plansmith" / "fingerprints"
+    assert user_cache("fingerprints") == tmp_path / "home" / ".cache" / "plansmith" / "fingerprints"

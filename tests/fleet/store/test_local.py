@@ -107,6 +107,7 @@ def test_records_that_cannot_be(tmp_path: Path) -> None:
     for changes, words in (
         ({"key": "../../etc"}, "is no key"),
         ({"files": (ref, ref)}, "names a file twice"),
+        ({"files": (ref, type(ref)("plan/x/y", 1, ref.sha256, 0o644))}, "has plan as a file and as a folder"),
         ({"files": (absent,)}, "add a record's files first"),
         ({"files": (type(ref)("../plan", 1, ref.sha256, 0o644),)}, "is no path of a file"),
         ({"content": {"x": float("nan")}}, "cannot be written as JSON"),
@@ -132,6 +133,8 @@ def test_files_that_cannot_be_added(tmp_path: Path) -> None:
         ("a/../plan", "is no path of a file"),
         ("", "is no path of a file"),
         ("a\nb", "is no path of a file"),
+        ("ü" * 128, "is no path of a file"),
+        ("a/" * 1100 + "b", "is no path of a file"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             store.add_files(root, [path])
@@ -219,16 +222,19 @@ def test_units_are_locked_by_one(tmp_path: Path) -> None:
     assert held is not None
     assert two.lock_unit(key) is None
     with two.lock_unit(other) or pytest.fail("the other unit is free"):
-        assert not two.wait_unit(key, timeout_s=0)
-    waited: list[bool] = []
-    thread = threading.Thread(target=lambda: waited.append(two.wait_unit(key)))
+        assert two.lock_unit(key) is None
+
+    def wait() -> None:
+        with two.lock_unit(key, blocking=True) or pytest.fail("it waits"):
+            waited.append(one.lock_unit(key))
+
+    waited: list[object] = []
+    thread = threading.Thread(target=wait)
     thread.start()
     held.release()
     held.release()
     thread.join()
-    assert waited == [True]
-    with two.lock_unit(key, blocking=True) or pytest.fail("nobody has it"):
-        assert one.lock_unit(key) is None
+    assert waited == [None]
     assert [path.name for path in (one.root / "locks").iterdir()] == ["store"]
     with pytest.raises(InvalidArgumentError, match="is no key"):
         one.lock_unit("../x")
@@ -247,7 +253,6 @@ def test_a_killed_holder_frees_its_lock(tmp_path: Path) -> None:
     assert os.read(read_end, 4) == b"held"
     assert store.lock_unit(key) is None
     os.kill(pid, 9)
-    assert store.wait_unit(key)
     os.waitpid(pid, 0)
     with store.lock_unit(key) or pytest.fail("its holder is dead"):
         pass

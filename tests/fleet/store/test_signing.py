@@ -28,6 +28,8 @@ from plansmith.fleet.store import (
     verify,
 )
 from plansmith.fleet.store.envelope import encode
+from plansmith.fleet.store.record import dump_ref
+from plansmith.fleet.store.ref_signatures import sign_ref
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
 from stores import put, remotes, set_raw, sha256
 
@@ -84,6 +86,11 @@ def test_what_is_no_key(tmp_path: Path) -> None:
         (tmp_path / "absent", "cannot be read"),
         (tmp_path / "binary", "is no private key in PEM form"),
         ("-----BEGIN PRIVATE KEY-----\nrubbish", "is no private key in PEM form"),
+        ("MC4CAQAwBQYDK2VwBCIEIrubbish" + "A" * 36, "the key given as text is no private key in PEM form"),
+        (
+            "MC4CAQAwBQ\nrubbish\n-----END PRIVATE KEY-----",
+            "the key given as text is no private key in PEM form",
+        ),
         (curve.private_bytes(PEM, serialization.PrivateFormat.PKCS8, RAW).decode(), "wanted is Ed25519"),
         (locked.decode(), "has a passphrase"),
     ):
@@ -229,6 +236,7 @@ def test_broken_statements(tmp_path: Path, changes: dict[str, Any], words: str) 
         ("plan", True, "0644", "a" * 64, "has no whole number 'size'"),
         ("plan", 1, "4755", "a" * 64, "has the mode '4755'"),
         ("plan", 1, "0644", "../x", "which is no sha256"),
+        ("x" * 256, 1, "0644", "a" * 64, "names a file that cannot be"),
     ],
 )
 def test_broken_subjects(tmp_path: Path, name: str, size: object, mode: str, digest: str, words: str) -> None:
@@ -252,6 +260,104 @@ def test_a_store_that_trusts_keys_takes_nothing_else(tmp_path: Path) -> None:
             put(open_store(tmp_path / "store", trust=[public], key=key), tmp_path, "a", {"plan": b"x"})
     store = open_store(tmp_path / "store", trust=[public], key=private)
     assert put(store, tmp_path, "a", {"plan": b"x"}).signers == (public.keyid,)
+
+
+@pytest.mark.parametrize("kind", ["file", "plain", "memory"])
+def test_a_ref_is_signed_for_its_member(tmp_path: Path, kind: str) -> None:
+    """Who has no key cannot give a member another one's record, or an old record a new time."""
+    private, public = key_pair(1)
+    stranger, _ = key_pair(2)
+    remote = remotes(tmp_path)[kind]
+    builder = open_store(tmp_path / "builder", key=private)
+    one, two = (put(builder, tmp_path, name, {"plan": name.encode()}).key for name in "ab")
+    push(builder, remote, [one, two], {("chat", "a"): Ref.now(one), ("chat", "b"): Ref.now(two)})
+    remote.trust = (public,)
+    good = remote.refs("chat")
+    assert {name: ref.key for name, ref in good.items()} == {"a": one, "b": two}
+    for name, ref in good.items():
+        remote.check_ref("chat", name, ref)
+    assert verify(remote) == []
+
+    for ref, words in (
+        (Ref.now(two), "is not signed"),
+        (good["b"], "was altered after it was signed"),
+        (Ref(one, "2099-01-31T12:00:00Z", good["a"].signatures), "was altered after it was signed"),
+        (sign_ref("chat", "a", Ref.now(two), stranger), "is none of the 1 trusted key"),
+        (sign_ref("code", "a", Ref.now(two), private), "was altered after it was signed"),
+    ):
+        with pytest.raises(SignatureError, match=f"refs/chat/a.json .*{words}"):
+            remote.set_ref("chat", "a", ref)
+        set_raw(remote, "refs/chat/a.json", dump_ref(ref))
+        with pytest.raises(SignatureError, match=f"refs/chat/a.json .*{words}"):
+            remote.check_ref("chat", "a", remote.refs("chat")["a"])
+        assert [problem.name for problem in verify(remote)] == ["refs/chat/a.json"]
+    # A push puts it right; it is as signed in a folder that it was pulled into.
+    push(builder, remote, [], {("chat", "a"): Ref.now(one)})
+    assert verify(remote) == []
+    folder = open_store(tmp_path / "folder", trust=[public])
+    pull(remote, folder, [one])
+    folder.set_ref("chat", "a", remote.refs("chat")["a"])
+    assert verify(folder) == []
+
+
+def test_a_push_without_the_key_leaves_refs_alone(tmp_path: Path) -> None:
+    private, public = key_pair(1)
+    remote = remotes(tmp_path)["memory"]
+    remote.trust = (public,)
+    builder = open_store(tmp_path / "builder", key=private)
+    key = put(builder, tmp_path, "a", {"plan": b"x"}).key
+    push(builder, remote, [key])
+    without = open_store(builder.root)
+    with pytest.raises(SignatureError, match=r"refs/chat/a\.json is not signed"):
+        push(without, remote, [key], {("chat", "a"): Ref.now(key)})
+    assert remote.refs("chat") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"signatures": {}}, "has no array 'signatures'"),
+        ({"signatures": ["x"]}, "has a signature that is no object"),
+        ({"signatures": [{"keyid": "x", "sig": "%"}]}, "is no base64"),
+        ({"key": "x"}, "which is no sha256"),
+        ({"time": 1}, "has no text 'time'"),
+    ],
+)
+def test_broken_refs(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    private, _ = key_pair(1)
+    store = open_store(tmp_path / "store", key=private)
+    store.set_ref("chat", "a", Ref.now(put(store, tmp_path, "a", {"plan": b"x"}).key))
+    edit(store.root / "refs/chat/a.json", **changes)
+    with pytest.raises(EngineFileError, match=f"refs/chat/a.json .*{words}"):
+        store.refs("chat")
+
+
+def test_what_was_made_here_needs_no_signature_where_nobody_else_writes(tmp_path: Path) -> None:
+    private, public = key_pair(1)
+    stranger = open_store(tmp_path / "stranger")
+    foreign = put(stranger, tmp_path, "foreign", {"plan": b"foreign"}).key
+    remote = remotes(tmp_path)["memory"]
+    push(stranger, remote, [foreign])
+
+    # Pulled before anybody thought of trust.
+    root = tmp_path / "store"
+    pull(remote, open_store(root), [foreign])
+    store = open_store(root, trust=[public], trusts_own=True)
+    own = put(store, tmp_path, "own", {"plan": b"own"})
+    assert store.record(own.key) == own and own.signers == ()
+    with pytest.raises(SignatureError, match="is not signed"):
+        store.record(foreign)
+    with pytest.raises(SignatureError, match="is not signed"):
+        pull(remote, store, [foreign])
+    assert [problem.name for problem in verify(store)] == [f"records/{foreign}.json"]
+    # A signed one takes its place.
+    push(open_store(stranger.root, key=private), remote, [foreign])
+    assert pull(remote, store, [foreign]).records == 1
+    found = store.record(foreign)
+    assert found is not None and found.signers == (public.keyid,)
+    # Others are not believed what they say of themselves.
+    with pytest.raises(SignatureError):
+        open_store(root, trust=[public]).record(own.key)
 
 
 def test_an_untrusted_record_gives_way_to_a_trusted_one(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from plansmith.fleet.store import (
     DamagedError,
     LocalStore,
@@ -306,6 +310,54 @@ def test_two_pushes_at_once(in_memory: Path, remote: RemoteStore, threads: list[
     assert verify(remote) == []
     assert sorted(remote.refs("chat")) == ["one", "two"]
     assert sorted(remote.records()) == sorted(keys)
+
+
+class OneConnection(MemoryFileSystem):  # type: ignore[misc]
+    """A file system whose calls share a connection, as those of FTP and SSH do: it notes calls that overlap."""
+
+    protocol = "oneconnection"
+    calls: ClassVar[set[int]] = set()
+    overlaps = 0
+
+    def _alone(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        thread, calls = threading.get_ident(), type(self).calls
+        is_inner = thread in calls
+        calls.add(thread)
+        time.sleep(0.001)  # for another to come in
+        type(self).overlaps += len(calls) > 1
+        try:
+            return call(*arguments, **options)
+        finally:
+            if not is_inner:
+                calls.remove(thread)
+
+    def pipe_file(self, *arguments: Any, **options: Any) -> Any:
+        return self._alone(super().pipe_file, *arguments, **options)
+
+    def cat_file(self, *arguments: Any, **options: Any) -> Any:
+        return self._alone(super().cat_file, *arguments, **options)
+
+    def info(self, *arguments: Any, **options: Any) -> Any:
+        return self._alone(super().info, *arguments, **options)
+
+
+fsspec.register_implementation("oneconnection", OneConnection, clobber=True)
+
+
+def test_a_driver_with_one_connection_is_called_by_one_thread_at_a_time(
+    in_memory: Path, threads: list[threading.Thread]
+) -> None:
+    local = open_store(in_memory / "local")
+    keys = [put(local, in_memory, str(n), {"plan": noise(n, 300_000)}).key for n in range(3)]
+    remote = RemoteStore("oneconnection://team/store")
+    push(local, remote, [])
+    threads += [threading.Thread(target=push, args=(local, remote, [key])) for key in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(remote.records()) == sorted(keys) and verify(remote) == []
+    assert OneConnection.overlaps == 0
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -1,0 +1,60 @@
+"""Which record each member of a fleet has now: noted in this machine's store, and told to the shared one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from ..runtime.errors import EngineFileError
+from .store.local import LocalStore
+from .store.push import push
+from .store.record import Ref
+from .store.store import Store
+
+
+class MemberRefs:
+    """The refs of one run. Any thread may keep; what the stores have is read once.
+
+    remote : where records and refs are pushed as well; None = nowhere
+    """
+
+    def __init__(self, local: LocalStore, remote: Store | None) -> None:
+        self._local = local
+        self._remote = remote
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, str], dict[str, Ref]] = {}
+
+    def keep(self, fleet: str, keys: Mapping[str, str]) -> None:
+        """Say which records members have now: name -> key; what is said already is not written again."""
+        with self._lock:
+            refs = self._refs(self._local, fleet)
+            for name, key in keys.items():
+                if name not in refs or refs[name].key != key:
+                    refs[name] = Ref.now(key)
+                    self._local.set_ref(fleet, name, refs[name])
+        if self._remote is not None:
+            self._push(self._remote, fleet, keys)
+
+    def _push(self, remote: Store, fleet: str, keys: Mapping[str, str]) -> None:
+        with self._lock:
+            there = dict(self._refs(remote, fleet))
+        new = {
+            name: Ref.now(key) for name, key in keys.items() if not _is_told(remote, fleet, name, key, there)
+        }
+        if new:
+            refs = {(fleet, name): ref for name, ref in new.items()}
+            push(self._local, remote, [ref.key for ref in new.values()], refs)
+
+    def _refs(self, store: Store, fleet: str) -> dict[str, Ref]:
+        return self._seen.setdefault((store.url, fleet), dict(store.refs(fleet)))
+
+
+def _is_told(remote: Store, fleet: str, name: str, key: str, there: Mapping[str, Ref]) -> bool:
+    """Return whether a shared store says so already, in a way that others believe, of a record that they can read."""
+    if name not in there or there[name].key != key or remote.readable(key) is None:
+        return False
+    try:
+        remote.check_ref(fleet, name, there[name])
+    except EngineFileError:
+        return False
+    return True

@@ -1,0 +1,246 @@
+"""Fleets between machines: what is pushed and pulled, what is refused, and what a collection leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plansmith.fleet.share import Pulled, collect_fleet, pull_fleet, push_fleet
+from plansmith.fleet.store import RemoteStore, open_store, verify
+from plansmith.fleet.store.errors import DamagedError, SignatureError
+from plansmith.fleet.store.signing import PublicKey, load_private, load_public, make_key
+from plansmith.runtime.errors import InvalidArgumentError
+from plansmith.runtime.manifest import load_manifest
+from tiny_fleets import QuickRtx, TinyFleet, engines, generated, left_behind, names, statuses
+
+MakeFleet = Callable[..., TinyFleet]
+TWO = {"a": "llama", "b": "qwen3"}
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> RemoteStore:
+    return RemoteStore(f"file://{tmp_path}/remote")
+
+
+class Machine:
+    """Another machine: a folder with a store of its own, and where it has the fleet's engines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = open_store(folder / "store")
+        self.engines = folder / "engines"
+
+    def pull(self, fleet: TinyFleet, remote: RemoteStore, *only: str) -> Pulled:
+        """Pull a fleet, whose checkpoints this machine does not have."""
+        moved = dataclasses.replace(fleet.fleet, output=self.engines)
+        return pull_fleet(moved, only, self.store, remote)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+def test_push_and_pull(
+    tiny_fleet: MakeFleet, remote: RemoteStore, machine: Machine, quick_rtx: QuickRtx
+) -> None:
+    fleet = tiny_fleet(TWO, skus="[cpu, l4, l40s]")
+    fleet.build("a/*")
+    sent, absent = push_fleet(fleet.fleet, fleet.units(), fleet.store, remote)
+    assert (sent.records, absent) == (2, ["b/fp16/cpu", "b/fp16/sm89"])
+    fleet.build()
+    sent, absent = push_fleet(fleet.fleet, fleet.units(), fleet.store, remote)
+    assert (sent.records, absent) == (2, [])
+    assert push_fleet(fleet.fleet, fleet.units(), fleet.store, remote)[0].num_bytes == 0
+    assert verify(remote) == []
+    tokens = generated(fleet.folder / "engines/a-fp16")
+    for name in TWO:
+        shutil.rmtree(fleet.folder / name)  # who serves needs no checkpoints
+    pulled = machine.pull(fleet, remote)
+    assert {one.name: one.status for one in pulled.engines} == {"a-fp16": "assembled", "b-fp16": "assembled"}
+    assert pulled.absent == () and pulled.transferred.records == 4
+    for name in ("a-fp16", "b-fp16"):
+        made = (machine.engines / name / "manifest.json").read_bytes()
+        assert made == (fleet.folder / "engines" / name / "manifest.json").read_bytes()
+    assert generated(machine.engines / "a-fp16") == tokens
+    again = machine.pull(fleet, remote)
+    assert again.transferred.num_bytes == 0 and {one.status for one in again.engines} == {"kept"}
+    assert verify(machine.store) == []
+
+
+def test_a_machine_pulls_what_it_serves(
+    tiny_fleet: MakeFleet, remote: RemoteStore, machine: Machine, quick_rtx: QuickRtx
+) -> None:
+    fleet = tiny_fleet(TWO, skus="[cpu, l4, sm80]")
+    fleet.build(remote=remote, push=True)
+    pulled = machine.pull(fleet, remote, "a/*/l4")
+    assert [one.name for one in pulled.engines] == ["a-fp16"]
+    assert list(load_manifest(machine.engines / "a-fp16").targets) == ["sm89"]
+    assert list(machine.store.refs("chat")) == ["a/fp16/l4"]
+    pulled = machine.pull(fleet, remote, "a/*")
+    assert len(load_manifest(machine.engines / "a-fp16").targets) == 3
+    with pytest.raises(InvalidArgumentError, match="matches no"):
+        machine.pull(fleet, remote, "c/*")
+
+
+def test_what_is_not_there_yet_is_told(tiny_fleet: MakeFleet, remote: RemoteStore, machine: Machine) -> None:
+    fleet = tiny_fleet(TWO)
+    fleet.build("a/*", remote=remote, push=True)
+    pulled = machine.pull(fleet, remote)
+    assert pulled.absent == ("b/fp16/cpu",)
+    assert [one.status for one in pulled.engines] == ["assembled"]
+
+
+def test_what_the_remote_has_is_not_compiled(tiny_fleet: MakeFleet, remote: RemoteStore) -> None:
+    fleet = tiny_fleet(TWO)
+    fleet.build(remote=remote, push=True)
+    shutil.rmtree(fleet.folder / ".plansmith")
+    shutil.rmtree(fleet.folder / "engines")
+    report = fleet.build(remote=remote)
+    assert set(statuses(report).values()) == {"remote"} and report.failures == {}
+    assert engines(report) == {"a-fp16": "waiting", "b-fp16": "waiting"}
+    pull_fleet(fleet.fleet, (), fleet.store, remote)
+    report = fleet.build(remote=remote)
+    assert set(statuses(report).values()) == {"kept"} and set(engines(report).values()) == {"kept"}
+
+
+def test_pushing_goes_on_where_the_remote_was_away(tiny_fleet: MakeFleet, tmp_path: Path) -> None:
+    """What was built stays built: it is pushed by the next run, and nothing is compiled again."""
+    fleet = tiny_fleet(TWO)
+    (tmp_path / "remote").write_text("in the way")
+    away = RemoteStore(f"file://{tmp_path}/remote/store")
+    try:
+        failures = fleet.build(remote=away, push=True).failures
+    except Exception as error:  # said at once, before anything is compiled
+        failures = {"fleet": str(error)}
+    assert failures
+    before = set(names(fleet.store))
+    (tmp_path / "remote").unlink()
+    back = RemoteStore(f"file://{tmp_path}/remote/store")
+    report = fleet.build(remote=back, push=True)
+    assert report.failures == {}
+    assert before <= set(names(fleet.store))
+    assert sorted(back.refs("chat")) == ["a/fp16/cpu", "b/fp16/cpu"] and verify(back) == []
+
+
+def largest(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize("kind", ["chunks", "files"])
+def test_a_tampered_remote(
+    tiny_fleet: MakeFleet, remote: RemoteStore, machine: Machine, tmp_path: Path, kind: str
+) -> None:
+    """A pull refuses it by name, and nothing of it gets in."""
+    fleet = tiny_fleet()
+    fleet.build(remote=remote, push=True)
+    path = largest(tmp_path / "remote" / kind)
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    with pytest.raises(DamagedError, match=path.name):
+        machine.pull(fleet, remote)
+    assert list(machine.store.records()) == [] and verify(machine.store) == []
+    assert machine.store.refs("chat") == {} and not machine.engines.exists()
+    # It is put right by whoever has it, once what is wrong is removed, as the error says.
+    path.unlink()
+    push_fleet(fleet.fleet, fleet.units(), fleet.store, remote)
+    assert verify(remote) == []
+    assert [one.status for one in machine.pull(fleet, remote).engines] == ["assembled"]
+
+
+def key_pair(folder: Path, name: str) -> tuple[object, PublicKey]:
+    public = make_key(folder / f"{name}.pem")
+    return load_private(str(folder / f"{name}.pem")), load_public(public)
+
+
+def test_signatures(tiny_fleet: MakeFleet, tmp_path: Path, machine: Machine) -> None:
+    """A remote store with trust takes nothing unsigned, or of others; and gives nothing of that kind."""
+    private, public = key_pair(tmp_path, "ours")
+    stranger, _ = key_pair(tmp_path, "strange")
+    url = f"file://{tmp_path}/remote"
+    ours = RemoteStore(url, trust=[public])
+    fleet = tiny_fleet()
+    for key in (None, stranger):
+        store = open_store(fleet.fleet.store, key=key)  # type: ignore[arg-type]
+        fleet.build(assemble=False)
+        with pytest.raises(SignatureError):
+            push_fleet(fleet.fleet, fleet.units(), store, ours)
+        assert list(ours.records()) == []
+    signing = open_store(fleet.fleet.store, key=private)  # type: ignore[arg-type]
+    assert push_fleet(fleet.fleet, fleet.units(), signing, ours)[0].records == 1
+    assert [one.status for one in machine.pull(fleet, ours).engines] == ["assembled"]
+    # Somebody who cares for no signature puts a record of his own there.
+    (key,) = list(ours.records())
+    record = fleet.store.record(key)
+    assert record is not None
+    ours.objects.remove(f"records/{key}.json")
+    RemoteStore(url).put_record(dataclasses.replace(record, provenance={"by": "a stranger"}))
+    other = Machine(tmp_path / "other")
+    with pytest.raises(SignatureError, match=key):
+        other.pull(fleet, ours)
+    assert list(other.store.records()) == [] and not other.engines.exists()
+    # A push puts it right; then somebody alters a byte of what was signed.
+    push_fleet(fleet.fleet, fleet.units(), signing, ours)
+    path = tmp_path / f"remote/records/{key}.json"
+    whole = path.read_bytes()
+    for place in range(20, len(whole) - 20, len(whole) // 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises((SignatureError, DamagedError), match=key):
+            other.pull(fleet, ours)
+    assert list(other.store.records()) == [] and not other.engines.exists()
+    path.write_bytes(whole)
+    assert [one.status for one in other.pull(fleet, ours).engines] == ["assembled"]
+
+
+def test_a_collection_leaves_what_members_need(
+    tiny_fleet: MakeFleet, remote: RemoteStore, quick_rtx: QuickRtx
+) -> None:
+    """What only a member had that is no more goes; all else stays, and still opens."""
+    fleet = tiny_fleet(TWO, skus="[cpu, sm89]")
+    fleet.build(remote=remote, push=True)
+    tokens = generated(fleet.folder / "engines/a-fp16")
+    fleet.edit("a: a, b: b", "a: a")
+    forgotten, would = collect_fleet(fleet.fleet, fleet.store, keep_days=0, dry_run=True)
+    assert forgotten == ["b/fp16/cpu", "b/fp16/sm89"] and len(names(fleet.store)) == 4
+    forgotten, gone = collect_fleet(fleet.fleet, fleet.store, keep_days=0)
+    assert forgotten == ["b/fp16/cpu", "b/fp16/sm89"] and gone.records == 2 and gone.kept_records == 2
+    assert would == gone
+    assert set(fleet.store.refs("chat")) == {"a/fp16/cpu", "a/fp16/sm89"}
+    assert fleet.problems() == []
+    shutil.rmtree(fleet.folder / "engines")
+    assert engines(fleet.build()) == {"a-fp16": "assembled"}
+    assert generated(fleet.folder / "engines/a-fp16") == tokens
+    # The other store is another's: it is collected apart.
+    assert len(list(remote.records())) == 4
+    forgotten, gone = collect_fleet(fleet.fleet, remote, keep_days=0)
+    assert forgotten == ["b/fp16/cpu", "b/fp16/sm89"] and gone.records + gone.aside > 0
+    assert verify(remote) == []
+    assert len(list(remote.records())) == 2
+
+
+def test_a_member_that_comes_back_is_built_again_where_it_is_gone(tiny_fleet: MakeFleet) -> None:
+    fleet = tiny_fleet(TWO)
+    fleet.build()
+    fleet.edit("a: a, b: b", "a: a")
+    collect_fleet(fleet.fleet, fleet.store, keep_days=30)
+    fleet.edit("a: a", "a: a, b: b")
+    assert set(statuses(fleet.build()).values()) == {"kept"}  # young enough
+    fleet.edit("a: a, b: b", "a: a")
+    collect_fleet(fleet.fleet, fleet.store, keep_days=0)
+    fleet.edit("a: a", "a: a, b: b")
+    assert statuses(fleet.build()) == {"a/fp16/cpu": "kept", "b/fp16/cpu": "built"}
+
+
+def test_another_fleets_members_stay(tiny_fleet: MakeFleet) -> None:
+    """Fleets may share a store."""
+    fleet = tiny_fleet(TWO)
+    fleet.build()
+    fleet.edit("name: chat", "name: code")
+    fleet.edit("a: a, b: b", "b: b")
+    assert statuses(fleet.build()) == {"b/fp16/cpu": "kept"}
+    assert collect_fleet(fleet.fleet, fleet.store, keep_days=0)[0] == []
+    assert len(names(fleet.store)) == 2
+    assert left_behind(fleet.folder) == []
