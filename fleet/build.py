@@ -260,9 +260,9 @@ class _Run:
         waiting = [unit.name for unit in units if not self._is_here(unit) and not self._is_left_out(unit)]
         records = [self._records[unit.name] for unit in units if self._is_here(unit)]
         if waiting or not records:
-            return EngineResult(
-                name, str(path), "waiting", f"not built here: {', '.join(waiting) or 'any unit'}"
-            )
+            pulls = "its plans are not here; where the remote store has them: plansmith fleet pull"
+            why = f"not built here: {', '.join(waiting)}" if waiting else pulls
+            return EngineResult(name, str(path), "waiting", why)
         try:
             made = assemble(records, self._store, path)
         except Error as error:

@@ -241,7 +241,9 @@ def test_verdicts_stay_with_their_engines(tiny_fleet: MakeFleet, measured: list[
     assert left.content["gate"]["passed"] is True
 
 
-def test_a_gate_holds_also_where_its_plan_was_not_asked_for(tiny_fleet: MakeFleet, measured: list[str]) -> None:
+def test_a_gate_holds_also_where_its_plan_was_not_asked_for(
+    tiny_fleet: MakeFleet, measured: list[str]
+) -> None:
     """The unit asked for is another machine's; the engine would be put together of plans that are here."""
     fleet = tiny_fleet(recipes=BAD, skus="[cpu, sm90]")
     assert engines(fleet.build()) == {"tiny-int4": "failed"}
