@@ -67,11 +67,13 @@ def pull_fleet(
 ) -> Pulled:
     """Get what the remote store's refs name of a fleet, and assemble the engines of it; no checkpoint is opened.
 
-    only : patterns over members, see selection.select; () = all
+    only : patterns over members, see selection.select; () = all. An engine is assembled with its other members' plans
+        where they are here already, and the remote store still has them so
     raises what store.pull raises; nothing that is wrong gets into the folder here
     """
     wanted = select({name: (name,) for name in member_names(fleet)}, only)
-    refs = {name: ref for name, ref in remote.refs(fleet.name).items() if name in wanted}
+    there, before = remote.refs(fleet.name), local.refs(fleet.name)
+    refs = {name: ref for name, ref in there.items() if name in wanted}
     gates = {name: ref for name, ref in remote.refs(gates_name(fleet)).items() if remote.has_record(ref.key)}
     for name, ref in refs.items():
         remote.check_ref(fleet.name, name, ref)  # a record's signature does not say whose plan it is
@@ -84,7 +86,12 @@ def pull_fleet(
         local.set_ref(gates_name(fleet), name, ref)
     absent = tuple(name for name in member_names(fleet) if name in wanted and name not in refs)
     verdicts = {name: _record(local, ref.key) for name, ref in gates.items()}
-    engines = [_assembled(one, fleet, refs, local, verdicts) for one in engines_of(fleet)] if assemble else []
+    others = {name: ref for name, ref in before.items() if name in there and there[name].key == ref.key}
+    engines = [
+        _assembled(one, fleet, {**others, **refs}, local, verdicts)
+        for one in engines_of(fleet)
+        if assemble and any(one.member(sku) in refs for sku in one.skus)
+    ]
     return Pulled(transferred, tuple(one for one in engines if one is not None), absent)
 
 

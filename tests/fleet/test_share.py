@@ -70,6 +70,21 @@ def test_push_and_pull(
     assert verify(machine.store) == []
 
 
+def test_a_pull_of_some_members_keeps_the_engine_whole(
+    tiny_fleet: MakeFleet, remote: RemoteStore, machine: Machine, quick_rtx: QuickRtx
+) -> None:
+    """What was pulled before stays in its engine, unless it is another plan by now."""
+    fleet = tiny_fleet(skus="[cpu, l4]")
+    fleet.build(remote=remote, push=True)
+    machine.pull(fleet, remote, "*/cpu")
+    machine.pull(fleet, remote, "*/l4")
+    assert set(load_manifest(machine.engines / "tiny-fp16").targets) == {"cpu", "sm89"}
+    fleet.edit("max_batch_size: 4", "max_batch_size: 2")
+    fleet.build(remote=remote, push=True)
+    machine.pull(fleet, remote, "*/l4")
+    assert set(load_manifest(machine.engines / "tiny-fp16").targets) == {"sm89"}
+
+
 def test_a_machine_pulls_what_it_serves(
     tiny_fleet: MakeFleet, remote: RemoteStore, machine: Machine, quick_rtx: QuickRtx
 ) -> None:
