@@ -33,7 +33,7 @@ SOURCES := $(shell find builder runtime plugins calibration serving triton_repo 
 CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan test-cross lint format typecheck \
-	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-peer-quality bench-smoke bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
+	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-peer-quality bench-smoke bench-build-memory bench-cold-start bench-fleet bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -183,6 +183,16 @@ bench-peer-quality: build $(VENV)/.test-deps  ## what rounding costs plansmith a
 
 bench-smoke: build $(VENV)/.test-deps  ## two quick rounds of the cpu target beside the last ones recorded (BENCH_FLAGS=--record)
 	$(PY) bench/smoke.py $(BENCH_FLAGS)
+
+bench-fleet: build  ## a fleet's build beside its compilers: time, an unchanged fleet, memory, the same bytes twice
+	$(PY) bench/fleet.py --output docs/results/fleet.json
+
+bench-build-memory: build  ## the memory of compiles beside what is predicted
+	$(PY) bench/build_memory.py --checkpoint demo/smollm2 --shape wide --shape deep --shape llama1b \
+		--output docs/results/build_memory.json
+
+bench-cold-start: build  ## from a process' start to its first token, with cold and warm caches
+	$(PY) bench/cold_start.py
 
 bench-scaling: build $(VENV)/.test-deps  ## a decode step's time against batch and context, beside the roofline (five minutes)
 	$(PY) bench/scaling.py --store

@@ -100,15 +100,3 @@ def _digest(content: object) -> str:
 def inputs_key(inputs: Mapping[str, str]) -> str:
     """Return the sha256 over inputs: equal ones mean that doing the work again would give the same."""
     return _digest(dict(inputs))
-
-
-def target_key(
-    target: Target,
-    fingerprint: str,
-    spec: DecoderSpec,
-    recipe: Precision,
-    limits: Limits,
-    weight_streaming: bool = False,
-) -> str:
-    """Return the key of a target's plan: over its inputs, see target_inputs."""
-    return inputs_key(target_inputs(target, fingerprint, spec, recipe, limits, weight_streaming))

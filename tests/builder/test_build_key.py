@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plansmith.builder.build_key import inputs_key, target_inputs, target_key
+from plansmith.builder.build_key import inputs_key, target_inputs
 from plansmith.builder.checkpoint import open_checkpoint
 from plansmith.builder.limits import Limits
 from plansmith.builder.precision import Precision, precision
@@ -72,4 +72,4 @@ def test_a_key_is_of_the_inputs_whatever_their_order(
 ) -> None:
     spec = open_checkpoint(tiny_checkpoint("llama")).spec
     backwards = dict(reversed(list(inputs().items())))
-    assert target_key(CPU, "f", spec, precision("int8"), Limits()) == inputs_key(backwards)
+    assert inputs_key(target_inputs(CPU, "f", spec, precision("int8"), Limits())) == inputs_key(backwards)

@@ -157,7 +157,10 @@ def test_a_plans_key_has_what_compiled_its_kernels(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(build_key, "compiler_version", lambda target: versions["tensorrt"])
 
     def keys() -> dict[str, str]:
-        return {name: build_key.target_key(one, "f", SPEC, recipe, LIMITS) for name, one in found.items()}
+        inputs = {
+            name: build_key.target_inputs(one, "f", SPEC, recipe, LIMITS) for name, one in found.items()
+        }
+        return {name: build_key.inputs_key(one) for name, one in inputs.items()}
 
     before = keys()
     versions["triton"] = "3.9.1"
