@@ -3,8 +3,8 @@
 TensorRT-RTX 1.7 lists a plan's tensors in the order of addresses, and writes structures with the padding between their
 fields, which holds whatever the memory held. The kernel draws addresses at random (ASLR), the stack begins below the
 environment, whose size differs from shell to shell, and the heap holds what the interpreter was given. With all three
-fixed, two compiles of a small graph by one installation give one plan, byte for byte. Those of SmolLM2-135M at int4, two
-side by side, still differed (bench/fleet.py --stage bytes): something of them depends on more than these.
+fixed, two compiles of a small graph by one installation give one plan, byte for byte. Those of SmolLM2-135M at int4,
+two side by side, still differed (bench/fleet.py --stage bytes): something of them depends on more than these.
 """
 
 from __future__ import annotations
