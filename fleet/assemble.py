@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,10 +22,13 @@ from .stored import manifest_of
 _SHARED = ("schema_version", "model", "precision", "limits", "tokenizer", "graph_contract")
 
 
-def assemble(records: Sequence[Record], store: LocalStore, out: Path) -> bool:
+def assemble(
+    records: Sequence[Record], store: LocalStore, out: Path, built: Mapping[str, Path] | None = None
+) -> bool:
     """Make the engine directory of some units; return False where it is there already as it would be made.
 
     out : a new or empty directory, or an engine, which is replaced in one step; files that stay the same are kept
+    built : where the files of units lie that were stored just now, by their keys; they get a second name in the engine
 
     raises EngineFileError for units that do not belong together, DamagedError for what the store does not give back as
         it was, and what engine_dir.replacing raises; out is as it was then
@@ -36,18 +40,31 @@ def assemble(records: Sequence[Record], store: LocalStore, out: Path) -> bool:
     # Two builders of one store make the same engine: who comes second finds it made.
     held = store.lock_unit(inputs_key({"engine": str(out)}), blocking=True)
     with held or contextlib.nullcontext():
-        return _assemble(records, store, out, manifest)
+        return _assemble(records, store, out, manifest, built or {})
 
 
-def _assemble(records: Sequence[Record], store: LocalStore, out: Path, manifest: Manifest) -> bool:
+def is_same_disk(folder: Path, out: Path) -> bool:
+    """Return whether files of a folder can get a second name in out, which may not be there yet."""
+    there = next(path for path in (out, *out.parents) if path.exists())
+    return folder.stat().st_dev == there.stat().st_dev
+
+
+def _assemble(
+    records: Sequence[Record], store: LocalStore, out: Path, manifest: Manifest, built: Mapping[str, Path]
+) -> bool:
     old = _old(out)
     if _is_there(manifest, old):
         return False
     with replacing(out) as work:
-        work.reserve(sum(file.size for record in records for file in record.files))
         files = {file.path: file for record in records for file in record.files}
         kept = _carry(files, old, out, work.path)
-        store.extract([file for path, file in files.items() if path not in kept], work.path)
+        for record in records:
+            kept |= _linked(
+                [file for file in record.files if file.path not in kept], built.get(record.key), work.path
+            )
+        missing = [file for path, file in files.items() if path not in kept]
+        work.reserve(sum(file.size for file in missing))
+        store.extract(missing, work.path)
         manifest = dataclasses.replace(manifest, root=work.path)
         manifest.check_files(hashes=False)
         (work.path / MANIFEST_NAME).write_text(manifest.to_text(), encoding="utf-8")
@@ -105,6 +122,20 @@ def _carry(files: Mapping[str, FileRef], old: Manifest | None, out: Path, work: 
             carry_over(path, out, work)
             kept.add(path)
     return kept
+
+
+def _linked(files: Sequence[FileRef], folder: Path | None, work: Path) -> set[str]:
+    """Give what was stored just now a second name, without reading it again; return the paths."""
+    linked = set[str]()
+    if folder is None:
+        return linked
+    for file in files:
+        new = work / file.path
+        new.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # what has no room, or no links, comes out of the store
+            os.link(folder / file.path, new)
+            linked.add(file.path)
+    return linked
 
 
 def _report(records: Sequence[Record], manifest: Manifest, out: Path) -> BuildReport:

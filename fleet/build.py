@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..builder.build_key import inputs_key
 from ..builder.checkpoint.hash_cache import HashCache
@@ -14,14 +15,14 @@ from ..builder.progress import Progress, no_progress
 from ..builder.scratch import scratch_directory
 from ..builder.targets.registry import CPU
 from ..runtime.errors import Error
-from .assemble import assemble
+from .assemble import assemble, is_same_disk
 from .budget import Budget
 from .compare import UnitState, compare
 from .engine_graphs import EngineGraphs
 from .facts_store import note_facts
 from .fleet_file import Fleet
 from .gate_check import failure_of, gates_name, measured_gate
-from .job_queue import Job, JobQueue
+from .job_queue import Job, JobQueue, LetGo
 from .member_refs import MemberRefs
 from .memory_watch import MemoryWatch, tree_bytes
 from .report import EngineResult, FleetReport, UnitResult, UnitStatus
@@ -70,7 +71,12 @@ def build_fleet(
     with MemoryWatch() as watch, scratch_directory("fleet", store.root / "work") as scratch:
         stop = threading.Event()
         shop = Workshop(
-            store, scratch, options.hashes, EngineGraphs(scratch / "graphs", stop), options.progress
+            store,
+            scratch,
+            options.hashes,
+            EngineGraphs(scratch / "graphs", stop),
+            options.progress,
+            keeps=options.assemble and is_same_disk(scratch, fleet.output),
         )
         run = _Run(fleet, store, options, shop, stop)
         note_facts(fleet, units, store, options.remote if options.push else None)
@@ -96,6 +102,7 @@ class _Run:
         self._shop = shop
         self._stop = stop
         self._records: dict[str, Record] = {}
+        self._folders: dict[str, Path] = {}  # by key, of what was built just now
         self._in_remote: set[str] = set()
         self._members = MemberRefs(store, options.remote if options.push else None)
         self._gate_errors: dict[str, str] = {}
@@ -171,10 +178,8 @@ class _Run:
         self.results[unit.name] = UnitResult(unit.name, unit.key, "failed", predicted_bytes=unit.peak_bytes)
         self._shop.graphs.expect(unit.engine.name)
 
-        def run() -> bool:
-            with self._shop.graphs.used(unit.engine.name) as job:
-                built = build_unit(unit, self._shop)
-                job.is_done = built is not None
+        def run(let_go: LetGo) -> bool:
+            built = build_unit(unit, self._shop, let_go)
             if built is not None:
                 self._built(unit, built)
             return built is not None
@@ -187,7 +192,7 @@ class _Run:
         siblings = [one for one in units if one.engine.name == unit.engine.name]
         cpu = next((one for one in siblings if one.target.name == CPU), None)
 
-        def run() -> bool:
+        def run(_: LetGo) -> bool:
             record = measured_gate(
                 unit, self._shop, lambda: None if cpu is None else self._records.get(cpu.name)
             )
@@ -231,6 +236,8 @@ class _Run:
                 )
 
     def _built(self, unit: Unit, built: BuiltUnit) -> None:
+        if built.folder is not None:
+            self._folders[built.record.key] = built.folder
         seconds = 0.0 if built.report is None else sum(one.seconds for one in built.report.targets.values())
         self._note(unit, "kept" if built.report is None else "built", built.record, seconds=seconds)
 
@@ -264,7 +271,7 @@ class _Run:
             why = f"not built here: {', '.join(waiting)}" if waiting else pulls
             return EngineResult(name, str(path), "waiting", why)
         try:
-            made = assemble(records, self._store, path)
+            made = assemble(records, self._store, path, self._folders)
         except Error as error:
             return EngineResult(name, str(path), "failed", str(error))
         left_out = [unit.target.name for unit in units if not self._is_here(unit)]

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..builder.side_by_side import SharedGraphs, SideBySide
-
-
-@dataclasses.dataclass
-class Use:
-    """One try at a unit. is_done : it will not be tried again."""
-
-    is_done: bool = True
 
 
 class EngineGraphs:
@@ -46,14 +38,13 @@ class EngineGraphs:
             return self._made[engine]
 
     @contextlib.contextmanager
-    def used(self, engine: str) -> Iterator[Use]:
-        """Count a unit as done with behind the block, unless it says that it is not; after an error it is."""
-        use = Use()
+    def used(self, engine: str) -> Iterator[None]:
+        """Count a unit as compiled behind the block, also after an error."""
         try:
-            yield use
+            yield
         finally:
             with self._lock:
-                self._left[engine] -= use.is_done
+                self._left[engine] -= 1
                 done = self._made.pop(engine, None) if self._left[engine] <= 0 else None
             if done is not None:
                 done.graphs.drop_all()

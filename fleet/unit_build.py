@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Workshop:
     """What the units of one run share.
 
     scratch : a directory on the store's disk; hashes : what says whether a checkpoint changed meanwhile
+    keeps : what was built stays in scratch once it is stored, for whoever assembles engines
     """
 
     store: LocalStore
@@ -37,6 +39,7 @@ class Workshop:
     hashes: HashCache
     graphs: EngineGraphs
     progress: Progress
+    keeps: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,32 +47,43 @@ class BuiltUnit:
     """What came of a unit.
 
     report : how its plans were compiled; None = another builder had put it into the store meanwhile
+    folder : where its files lie, of a workshop that keeps them; None = in the store alone
     """
 
     record: Record
     report: BuildReport | None
+    folder: Path | None = None
 
 
-def build_unit(unit: Unit, shop: Workshop) -> BuiltUnit | None:
+def build_unit(unit: Unit, shop: Workshop, let_go: Callable[[], None] = lambda: None) -> BuiltUnit | None:
     """Return a unit once it is in the store; None while another process is building it.
 
+    let_go : called once its compilers have ended; storing what they made takes neither a core nor memory for long
     raises what build_engine raises, CheckpointError when the checkpoint changes meanwhile, what the store raises
     """
     held = shop.store.lock_unit(unit.key)
     if held is None:
         return None
     with held:
-        there = shop.store.readable(unit.key)
-        if there is not None and is_whole(shop.store, there):
-            return BuiltUnit(there, None)
-        if there is not None:
-            forget(shop.store, unit.key)  # what is missing is stored again; the plan may have other bytes
-        out = shop.scratch / unit.key
+        out, stays = shop.scratch / unit.key, False
         try:
-            report = _compile(unit, out, shop)
-            return BuiltUnit(shop.store.put_record(_record(unit, out, shop.store)), report)
+            with shop.graphs.used(unit.engine.name):
+                there = shop.store.readable(unit.key)
+                if there is not None and is_whole(shop.store, there):
+                    return BuiltUnit(there, None)
+                if there is not None:
+                    forget(
+                        shop.store, unit.key
+                    )  # what is missing is stored again; the plan may have other bytes
+                report = _compile(unit, out, shop)
+            let_go()
+            made = _record(unit, out, shop.store)
+            record = shop.store.put_record(made)
+            stays = shop.keeps and record.files == made.files
+            return BuiltUnit(record, report, out if stays else None)
         finally:
-            shutil.rmtree(out, ignore_errors=True)
+            if not stays:
+                shutil.rmtree(out, ignore_errors=True)
 
 
 def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:

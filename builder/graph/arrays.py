@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -18,14 +19,18 @@ _SLICE_ELEMENTS = 1 << 18  # checked at a time
 
 def check_finite(w: Array, name: str) -> None:
     """Raise CheckpointError if a weight is NaN or infinite."""
-    step = max(1, _SLICE_ELEMENTS // max(1, w[:1].size))
-    for i in range(0, len(w), step):
-        if not _all_finite(w[i : i + step]):
+    for part in _slices(w):
+        if not _all_finite(part):
             raise CheckpointError(
                 f"{name} has weights that are NaN or infinite; the checkpoint is damaged or overflowed when it was "
                 "converted: get it again"
             )
-        release_pages(w[i : i + step])
+        release_pages(part)
+
+
+def _slices(w: Array) -> Iterator[Array]:
+    step = max(1, _SLICE_ELEMENTS // max(1, w[:1].size))
+    return (w[i : i + step] for i in range(0, len(w), step))
 
 
 def _all_finite(part: Array) -> bool:
@@ -52,7 +57,7 @@ def converted(w: Array, dtype: np.dtype[Any], name: str) -> Array:
     with np.errstate(over="ignore"):
         out: Array = w.astype(dtype)
     release_pages(w)
-    if dtype == np.float16 and np.isinf(out).any():
+    if dtype == np.float16 and not all(map(_all_finite, _slices(out))):
         raise CheckpointError(
             f"{name} has weights beyond float16's largest number, 65504; build with --precision bf16"
         )

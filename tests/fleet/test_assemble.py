@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from plansmith.builder.build import build_engine, plan_build
-from plansmith.fleet.assemble import assemble
-from plansmith.fleet.store.record import Record
+from plansmith.fleet.assemble import assemble, is_same_disk
+from plansmith.fleet.store import LocalStore
+from plansmith.fleet.store.record import FileRef, Record
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
 from plansmith.runtime.manifest import MANIFEST_NAME, load_manifest
 from tiny_fleets import QuickRtx, TinyFleet, engines, files, generated, left_behind, manifest_json
@@ -51,6 +53,39 @@ def test_an_engine_with_drafts_and_kernels_is_that_of_a_build(fleet: TinyFleet, 
     assert list(ours["targets"]) == list(theirs["targets"]) == ["cpu", "cpu/draft", "sm89", "sm89/draft"]
     assert ours["draft"] == theirs["draft"] == "int4"
     assert (out / "build_report.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_was_built_just_now_is_not_read_out_of_the_store(
+    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    """Unless the disk has no links, or is another one; the engine is the same."""
+    extracted: list[str] = []
+    extract = LocalStore.extract
+
+    def noted(store: LocalStore, wanted: Sequence[FileRef], out: Path) -> None:
+        extracted.extend(file.path for file in wanted)
+        extract(store, wanted, out)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(LocalStore, "extract", noted)
+    if not has_links:
+        monkeypatch.setattr("os.link", refuse)
+    made = tiny_fleet(recipes="{fp16: {draft: int4}}", skus="[cpu]")
+    assert engines(made.build()) == {"tiny-fp16": "assembled"}
+    out = made.folder / "engines/tiny-fp16"
+    stored = [file for record in records(made) for file in record.files]
+    assert set(extracted) == (set() if has_links else {file.path for file in stored})
+    load_manifest(out).check_files(hashes=True)
+    assert {(out / name).stat().st_nlink for name in files(out)} == {1}  # the store's work is gone
+    assert all((out / file.path).stat().st_mode & 0o777 == file.mode for file in stored)
+
+
+def test_another_disk_is_told_from_the_stores(tmp_path: Path) -> None:
+    assert is_same_disk(tmp_path, tmp_path / "not" / "there")
+    assert not is_same_disk(tmp_path, Path("/proc/not/there"))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,26 @@ def test_graphs_go_with_their_engines_last_unit(
     assert list(fleet.folder.rglob("graph.onnx")) == []
 
 
+def test_a_graph_waits_for_a_unit_that_another_builder_has(tiny_fleet: MakeFleet, tmp_path: Path) -> None:
+    from plansmith.builder.progress import no_progress
+    from plansmith.fleet.engine_graphs import EngineGraphs
+    from plansmith.fleet.unit_build import Workshop, build_unit
+
+    fleet = tiny_fleet(skus="[cpu]")
+    (unit,) = fleet.units()
+    graphs = EngineGraphs(tmp_path / "graphs", threading.Event())
+    graphs.expect(unit.engine.name)
+    path = graphs.of(unit.engine.name).graphs.file("graph", lambda path: path.touch())
+    shop = Workshop(fleet.store, tmp_path, fleet.hashes(), graphs, no_progress)
+    held = fleet.store.lock_unit(unit.key)
+    assert held is not None
+    with held:
+        assert build_unit(unit, shop) is None
+    assert path.exists()
+    assert build_unit(unit, shop) is not None
+    assert not path.exists()
+
+
 def test_a_unit_larger_than_the_budget(tiny_fleet: MakeFleet, quick_rtx: QuickRtx) -> None:
     """It fails by name with the size to give, and the others are built."""
     fleet = tiny_fleet(skus="[cpu, sm89]")
@@ -457,8 +478,6 @@ def test_a_record_that_cannot_be_read_is_made_again(tiny_fleet: MakeFleet) -> No
 
 def test_a_cpu_plan_is_stopped_as_compilers_are(tiny_fleet: MakeFleet, tmp_path: Path) -> None:
     """It is made in a thread, which looks at the event between two tensors."""
-    import threading
-
     from plansmith.builder.targets.compiler_process import Stopped
     from plansmith.fleet.engine_graphs import EngineGraphs
     from plansmith.fleet.unit_build import Workshop, build_unit

@@ -39,15 +39,6 @@ def test_a_graph_goes_with_the_last_unit(graphs: EngineGraphs) -> None:
     assert not first.exists()
 
 
-def test_a_unit_that_is_tried_again_still_counts(graphs: EngineGraphs) -> None:
-    graphs.expect("a")
-    for is_done in (False, False, True):
-        with graphs.used("a") as use:
-            path = made(graphs, "a")
-            use.is_done = is_done
-        assert path.exists() is not is_done
-
-
 def test_a_unit_that_fails_is_done_with(graphs: EngineGraphs) -> None:
     graphs.expect("a")
     with pytest.raises(OSError, match="broken"), graphs.used("a"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plansmith.fleet import job_queue
 from plansmith.fleet.budget import Budget
-from plansmith.fleet.job_queue import Job, JobQueue
+from plansmith.fleet.job_queue import Job, JobQueue, LetGo
 from plansmith.runtime.errors import BuildError, OutOfMemoryError
 
 BASE = 10
@@ -20,12 +20,13 @@ BASE = 10
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a job of a test goes. num_busy : how often another builder has it first."""
+    """How a job of a test goes. num_busy : how often another builder has it first; lets_go : before its end."""
 
     memory: int
     lane: str
     num_busy: int
     fails: bool
+    lets_go: bool
 
 
 plans = st.lists(
@@ -35,6 +36,7 @@ plans = st.lists(
         lane=st.sampled_from(["", "", "gpu", "gate"]),
         num_busy=st.sampled_from([0, 0, 0, 1, 2]),
         fails=st.sampled_from([False, False, False, True]),
+        lets_go=st.booleans(),
     ),
     max_size=12,
 )
@@ -55,11 +57,17 @@ class Yard:
     def jobs(self) -> list[Job]:
         return [Job(str(idx), plan.memory, self._work(idx), plan.lane) for idx, plan in enumerate(self.plans)]
 
-    def _work(self, idx: int) -> Callable[[], bool]:
-        def run() -> bool:
+    def _work(self, idx: int) -> Callable[[LetGo], bool]:
+        def run(let_go: LetGo) -> bool:
             self._begin(idx)
             threading.Event().wait(0.0005 * (idx % 3))  # lets others in
-            return self._end(idx)
+            is_done = self._end(idx)
+            if self.plans[idx].lets_go:
+                let_go()
+                threading.Event().wait(0.0005 * (idx % 2))
+            if is_done and self.plans[idx].fails:
+                raise BuildError(f"job {idx} failed")
+            return is_done
 
         return run
 
@@ -79,8 +87,6 @@ class Yard:
             if self.tries[idx] <= self.plans[idx].num_busy:
                 return False
             self.done[idx] += 1
-        if self.plans[idx].fails:
-            raise BuildError(f"job {idx} failed")
         return True
 
 
@@ -111,7 +117,7 @@ def test_order() -> None:
     begun: list[str] = []
 
     def job(name: str, *, busy: bool = False) -> Job:
-        def run() -> bool:
+        def run(_: LetGo) -> bool:
             begun.append(name)
             return not busy or begun.count(name) > 1
 
@@ -127,15 +133,15 @@ def test_what_does_not_fit_waits_and_smaller_ones_go_before_it() -> None:
     """A large job runs alone, once those that were in its way are done."""
     gate, begun = threading.Event(), list[str]()
 
-    def first() -> bool:
+    def first(_: LetGo) -> bool:
         begun.append("first")
         return gate.wait(30)
 
-    def large() -> bool:
+    def large(_: LetGo) -> bool:
         begun.append("large")
         return True
 
-    def small() -> bool:
+    def small(_: LetGo) -> bool:
         begun.append("small")
         gate.set()
         return True
@@ -145,9 +151,40 @@ def test_what_does_not_fit_waits_and_smaller_ones_go_before_it() -> None:
     assert begun == ["first", "small", "large"]
 
 
+def test_the_next_begins_once_a_job_lets_go() -> None:
+    """It has the worker, the memory and the lane of one that only stores what it made; both are waited for."""
+    begun, ended = threading.Event(), list[str]()
+
+    def stores(let_go: LetGo) -> bool:
+        let_go()
+        assert begun.wait(30)
+        ended.append("stores")
+        return True
+
+    def second(_: LetGo) -> bool:
+        begun.set()
+        return True
+
+    jobs = [Job("stores", 90, stores, "gpu"), Job("second", 90, second, "gpu")]
+    assert JobQueue(Budget(100, 1), BASE, threading.Event()).run(jobs) == {}
+    assert ended == ["stores"]
+
+
+def test_what_fails_after_it_let_go_has_failed() -> None:
+    def stores(let_go: LetGo) -> bool:
+        let_go()
+        raise BuildError("the disk is full")
+
+    errors = JobQueue(Budget(100, 1), BASE, threading.Event()).run([Job("stores", 1, stores)])
+    assert str(errors["stores"]) == "the disk is full"
+
+
 def test_what_fits_no_budget_says_what_would() -> None:
     ran = []
-    jobs = [Job("big/fp16/sm89", 7_900_000_000, lambda: True), Job("small", 10, lambda: not ran.append(1))]
+    jobs = [
+        Job("big/fp16/sm89", 7_900_000_000, lambda _: True),
+        Job("small", 10, lambda _: not ran.append(1)),
+    ]
     errors = JobQueue(Budget(2_000_000_000, 2), 300_000_000, threading.Event()).run(jobs)
     assert ran == [1]
     assert str(errors["big/fp16/sm89"]) == (
@@ -161,14 +198,14 @@ def test_what_is_no_error_of_ours_stops_the_rest(error: BaseException) -> None:
     """Jobs that run see the event; those that have not begun never do."""
     stop, ran = threading.Event(), list[str]()
 
-    def breaks() -> bool:
+    def breaks(_: LetGo) -> bool:
         raise error
 
-    def runs() -> bool:
+    def runs(_: LetGo) -> bool:
         ran.append("beside")
         return stop.wait(30)
 
-    def never() -> bool:
+    def never(_: LetGo) -> bool:
         ran.append("never")
         return True
 
@@ -182,12 +219,12 @@ def test_no_job_begins_once_it_is_stopped() -> None:
     """And the queue ends, rather than wait for what will not come."""
     stop, ran = threading.Event(), list[int]()
 
-    def first() -> bool:
+    def first(_: LetGo) -> bool:
         ran.append(1)
         stop.set()
         return True
 
-    def second() -> bool:
+    def second(_: LetGo) -> bool:
         ran.append(2)
         return True
 
