@@ -30,10 +30,10 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 TEST_ENV := OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 SOURCES := $(shell find builder runtime plugins calibration serving triton_repo cli sizing fleet -type f -not -path '*/__pycache__/*')
-CXX_FILES := $(shell find runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
+CXX_FILES := $(shell find builder runtime tests plugins bench -name '*.cc' -o -name '*.h' -o -name '*.c')
 
 .PHONY: help demo build triton-env triton triton-stop test test-cpp test-py test-gpu test-slow test-asan test-tsan test-cross lint format typecheck \
-	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-peer-quality bench-smoke bench-build-memory bench-cold-start bench-fleet bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
+	bench kernels bench-gpu bench-kernels bench-accuracy bench-peers bench-peers-install bench-peer-quality bench-plan-size bench-smoke bench-build-memory bench-cold-start bench-fleet bench-quantization bench-runtime bench-scaling bench-serving soak-serving wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 20
@@ -190,6 +190,9 @@ bench-fleet: build  ## a fleet's build beside its compilers: time, an unchanged 
 bench-build-memory: build  ## the memory of compiles beside what is predicted
 	$(PY) bench/build_memory.py --checkpoint demo/smollm2 --shape wide --shape deep --shape llama1b \
 		--output docs/results/build_memory.json
+
+bench-plan-size: build  ## what GPU plans hold beside what is predicted
+	$(PY) bench/plan_size.py
 
 bench-cold-start: build  ## from a process' start to its first token, with cold and warm caches
 	$(PY) bench/cold_start.py

@@ -19,7 +19,7 @@ from ..compiler_child import (
     set_memory_flags,
     write_plan,
 )
-from .fixed_layout import exec_with_fixed_layout
+from . import fixed_layout
 
 
 def run(job: dict[str, Any], events: TextIO) -> None:
@@ -29,6 +29,7 @@ def run(job: dict[str, Any], events: TextIO) -> None:
     """
     import tensorrt_rtx as trt  # type: ignore[import-untyped, unused-ignore]
 
+    _check_turns()
     logger = make_logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -41,6 +42,16 @@ def run(job: dict[str, Any], events: TextIO) -> None:
     set_memory_flags(trt, config, job)
     add_profiles(builder, config, job)
     write_plan(trt, builder, network, config, logger, job, sender(events))
+    _check_turns()
+
+
+def _check_turns() -> None:
+    """See that threads took turns where plans are to be the same in every build."""
+    if fixed_layout.is_reproducible() and not fixed_layout.threads_take_turns():
+        raise CompileFailed(
+            f"{fixed_layout.VARIABLE} is 1, and the compiler's threads did not keep their order, so that the plan may "
+            "differ from another build's; build again when this machine has less to do, or without it"
+        )
 
 
 def _check_layers(trt: Any, network: Any, job: dict[str, Any]) -> None:
@@ -67,7 +78,7 @@ def _check_layers(trt: Any, network: Any, job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    exec_with_fixed_layout()
+    fixed_layout.exec_with_fixed_layout()
     code = serve(sys.argv, run)
     sys.stdout.flush()
     os._exit(code)  # the plan is whole: what the compiler does when it is torn down is of no interest

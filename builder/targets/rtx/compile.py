@@ -19,7 +19,7 @@ from ...limits import Limits
 from ...spec import DecoderSpec
 from .. import support
 from ..compiler_process import Compiler, CompileResult, Progress, run_child, save_for_compiler
-from . import contract, lowering, profiles, targets
+from . import contract, fixed_layout, lowering, profiles, targets
 
 CHILD_MODULE = f"{__package__}.child"
 COMPILER = "tensorrt_rtx"
@@ -50,13 +50,15 @@ def compile_plan(
         nothing when it runs
     stop : once set, by any thread, the child is killed and Stopped raised
     raises : UnsupportedError before any work if the target cannot hold the graph's types or the compiler is not
-        installed; BuildError with the log's last lines if the compiler refuses, crashes or drops an input;
+        installed; what check_reproducible raises; BuildError with the log's last lines if the compiler refuses,
+        crashes or drops an input;
         OutOfMemoryError if it was killed. No plan and no temporary file is left then, nor on KeyboardInterrupt.
     """
     target = targets.find_target(sm)
     if isinstance(model, ir.Model):
         support.check_types(target, lowering.types_of(model), "the graph")
     targets.check_installed()
+    fixed_layout.check_reproducible()
     out_path, log_path = Path(out_path).absolute(), Path(log_path).absolute()
     with tempfile.TemporaryDirectory(prefix=".rtx-", dir=out_path.parent) as scratch:
         if isinstance(model, ir.Model):

@@ -17,7 +17,7 @@ from ...machine import available_memory_bytes
 from ...spec import DecoderSpec
 from .. import support
 from ..compiler_process import CompileResult, Progress, Stopped
-from . import lowering, targets
+from . import fixed_layout, lowering, targets
 from .compile import compile_plan, save_lowered
 from .peak_memory import predicted_peak_bytes
 
@@ -63,6 +63,7 @@ def compile_many(
     for job in jobs:
         support.check_types(targets.find_target(job.sm), lowering.types_of(job.model), "the graph")
     targets.check_installed()
+    fixed_layout.check_reproducible()
     if not jobs:
         return []
     with tempfile.TemporaryDirectory(prefix=".rtx-", dir=Path(jobs[0].out_path).absolute().parent) as scratch:
