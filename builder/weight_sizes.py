@@ -1,8 +1,8 @@
 """Bytes of a model's weights at a recipe on a target, from shapes alone.
 
 The graph of the build is made over weights that are not there, and on the cpu target lowered and laid out as a plan
-file is. So the numbers are the build's own: of cpu the size of the plan to the byte, of a GPU what the graph holds,
-which its compiler may pad. A model of 80 layers takes half a second.
+file is. So the numbers are the build's own: of cpu the size of the plan to the byte, of a GPU what the graph holds, and
+the embedding's table again where its compiler makes a second one. A model of 80 layers takes half a second.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..runtime.errors import InternalError, InvalidArgumentError
 from ..sizing.cpu_plan import KV_VALUE_BYTES, CpuPlan, head_counts, rounded_input
 from ..sizing.memory import VALUE_BYTES, ModelShape
 from ..sizing.roofline import Work
+from ..sizing.rtx_plan import kernel_source_bytes
 from ..sizing.skus import Sku
 from .checkpoint import WeightSource
 from .checkpoint.weights import Array
@@ -51,8 +52,10 @@ _FACTORS = {"float": "float16", "int8": "int8", "fp8": "fp8", "fp4": "fp4"}
 class PlanSizes:
     """What a plan will hold.
 
-    weight_bytes : of cpu the whole plan file; by_type : the weights' bytes by the stored type's name
-    read_bytes : of weights that a decode step reads: all but an embedding table of its own, of which it reads rows
+    weight_bytes : that the device holds; of cpu the whole plan file
+    by_type : the graph's weights' bytes by the stored type's name
+    read_bytes : of weights that a decode step reads: all but a table that is gathered alone, of which it reads rows
+    source_bytes : of a GPU's plan file, what is there beside the weights; None where that is not known
     compute_dtype, kv_dtype : of activations, and of values in the KV pools
     cpu_plan : of the cpu target, what decides its other memory; None on a GPU
     """
@@ -63,6 +66,14 @@ class PlanSizes:
     compute_dtype: str
     kv_dtype: str
     cpu_plan: CpuPlan | None = None
+    source_bytes: int | None = None
+
+    @property
+    def file_bytes(self) -> int | None:
+        """Bytes of the plan file; None where they are not known."""
+        if self.cpu_plan is not None:
+            return self.weight_bytes
+        return None if self.source_bytes is None else self.weight_bytes + self.source_bytes
 
     @property
     def kv_value_bytes(self) -> int:
@@ -182,14 +193,19 @@ def plan_sizes(
     by_type = weight_bytes(model)
     total = sum(by_type.values())
     table = model.graph.initializers.get("embed.weight")
-    rows_only = (
-        0 if spec.tie_embeddings or table is None or table.const_value is None else table.const_value.nbytes
-    )
-    plan = None
+    table_bytes = 0 if table is None or table.const_value is None else table.const_value.nbytes
+    gathered = 0 if spec.tie_embeddings else table_bytes
+    plan, kernels = None, None
     if target.compiler == CPU:
         plan, by_type = _cpu_plan(model, spec, limits)
         total = plan.file_bytes
-    return PlanSizes(total, by_type, total - rows_only, compute, kv_dtype(target, spec, recipe), plan)
+    elif spec.tie_embeddings and found.scheme("lm_head", spec.hidden_size).weight != "float":
+        # TensorRT-RTX 1.7 keeps the codes transposed for the logits product, and as they are for the rows.
+        total, gathered = total + table_bytes, table_bytes
+    if pages_are_gathered(target):
+        kernels = kernel_source_bytes(spec.family, spec.num_layers, is_quantized=found.is_quantized)
+    kv = kv_dtype(target, spec, recipe)
+    return PlanSizes(total, by_type, total - gathered, compute, kv, plan, kernels)
 
 
 def plan_work(spec: DecoderSpec, recipe: Precision, target: Target, sizes: PlanSizes) -> Work:

@@ -13,11 +13,13 @@ from ..sizing.memory import (
     gpu_use,
     kv_room,
     sequences_that_fit,
-    size_text,
 )
+from ..sizing.rtx_plan import kernel_source_bytes
+from ._output import size_text
 
 if TYPE_CHECKING:
     from ..runtime.manifest import Manifest
+    from ..runtime.manifest_entries import TargetEntry
     from ..sizing.skus import Sku
 
 
@@ -26,7 +28,7 @@ class Fit:
     """What a plan takes of a GPU, bytes, and how many sequences at max_seq_len its pools then hold at a time.
 
     use : with KV of one sequence at full length; weights that may stay in host memory are not counted
-    least : what weights and one KV block take, which is exact where the rest is estimated
+    least : what weights and one KV block take, which is exact within a few MB where the rest is estimated
     sequences : at most max_batch_size
     """
 
@@ -43,7 +45,7 @@ class Fit:
 
     def words(self) -> str:
         """Say it."""
-        held = f"{self.use.words()}, of {size_text(self.memory_bytes)}"
+        held = f"{self.use.words(size_text)}, of {size_text(self.memory_bytes)}"
         if self.sequences:
             count = f"{self.sequences} sequence{'s' * (self.sequences > 1)}"
             return f"{count} of {self.max_seq_len} tokens at a time (one takes: {held})"
@@ -64,15 +66,33 @@ def engine_shape(manifest: Manifest) -> ModelShape:
     )
 
 
+def target_weight_bytes(manifest: Manifest, entry: TargetEntry, precision: str = "") -> int:
+    """Return what a plan's weights take of a device: its files, without TensorRT-RTX's source of kernels.
+
+    precision : of the plan, where it is not the engine's
+    """
+    size = sum(file.size for file in entry.plan_files())
+    if entry.compiler != "tensorrt_rtx":
+        return size
+    is_quantized = (precision or manifest.precision) not in ("fp32", "fp16", "bf16")
+    model = manifest.model
+    source = kernel_source_bytes(model.family, model.num_layers, is_quantized=is_quantized)
+    return size - source if size > source else size  # of fewer bytes than that nothing is known
+
+
 def fit(manifest: Manifest, name: str, sku: Sku) -> Fit:
     """Return how a GPU target, and its draft where there is one, fit a GPU."""
     model, limits, shape = manifest.model, manifest.limits, engine_shape(manifest)
     load = Load(limits.max_seq_len, 1, limits.max_batch_size, limits.max_num_tokens, limits.tokens_per_block)
     entry = manifest.targets[name]
     draft = None if manifest.draft is None else manifest.draft.targets.get(name)
-    plans = [entry] if draft is None else [entry, draft]
-    weights = sum(file.size for one in plans if not one.streams_weights for file in one.plan_files())
-    value_bytes = sum(VALUE_BYTES[one.kv_dtype] for one in plans)  # both have pools of the same blocks
+    plans = [(manifest.precision, entry)]
+    if draft is not None and manifest.draft is not None:
+        plans.append((manifest.draft.precision, draft))
+    weights = sum(
+        target_weight_bytes(manifest, one, precision) for precision, one in plans if not one.streams_weights
+    )
+    value_bytes = sum(VALUE_BYTES[one.kv_dtype] for _, one in plans)  # both have pools of the same blocks
     use = gpu_use(
         shape,
         load,

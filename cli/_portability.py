@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import InvalidArgumentError
@@ -19,6 +21,8 @@ from ._engine_memory import Fit, fit
 if TYPE_CHECKING:
     from ..runtime.executors.kernel_bundle import BundleEntry
     from ..runtime.manifest import Manifest
+
+_FLEET_FILE = "plansmith.yaml"
 
 Place = Sku | str | None
 """A GPU, the compute capability of one, or a machine without."""
@@ -178,8 +182,23 @@ def _verdict_facts(verdict: Verdict) -> dict[str, Any]:
 def _commands(manifest: Manifest, name: str, verdict: Verdict) -> list[str]:
     """Return what builds a target again, where that helps."""
     if any(one.kind in REBUILT for one in verdict.problems):
-        return [f"{manifest.build_command(name)} --force"]
+        return [_rebuild(manifest, name)]
     return []
+
+
+def _fleet_dir(manifest: Manifest) -> Path | None:
+    """Return the directory of the fleet file that an engine is of: `plansmith fleet build` makes engines/NAME there."""
+    folder = manifest.root.absolute().parent
+    is_fleet = folder.name == "engines" and (folder.parent / _FLEET_FILE).is_file()
+    return folder.parent if is_fleet else None
+
+
+def _rebuild(manifest: Manifest, targets: str) -> str:
+    """Return the command that builds targets again: of a fleet's engine its fleet's, which compiles what is stale."""
+    fleet = _fleet_dir(manifest)
+    if fleet is None:
+        return f"{manifest.build_command(targets)} --force"
+    return f"plansmith fleet build -f {shlex.quote(str(fleet))}"
 
 
 def _build(manifest: Manifest, place: Place) -> dict[str, Any] | None:
@@ -196,6 +215,14 @@ def _build(manifest: Manifest, place: Place) -> dict[str, Any] | None:
     if has or name not in BUILDABLE:
         return None
     (target,) = find_targets([name])
+    fleet = _fleet_dir(manifest)
+    if fleet is not None:
+        sku = place.name if isinstance(place, Sku) else name
+        return {
+            "command": f"plansmith fleet build -f {shlex.quote(str(fleet))}",
+            "on_that_gpu": target.compiler == "tensorrt",
+            "remark": f"add {sku} to the engine's skus in {fleet / _FLEET_FILE} first",
+        }
     remark, need = None, manifest.precision
     if need in WORDS and not takes(target.compiler, target.sm, need):
         remark = f"{name} has no {WORDS[need]}, so as an engine of its own"
@@ -224,5 +251,5 @@ def after_upgrade(manifest: Manifest, options: Sequence[str]) -> dict[str, Any]:
             "notes": upgrade_notes(entry, upgrades),
         }
     stale = [name for name, one in targets.items() if one["rebuild"]]
-    command = f"{manifest.build_command(','.join(stale))} --force" if stale else None
+    command = _rebuild(manifest, ",".join(stale)) if stale else None
     return {"upgrades": upgrades, "targets": targets, "command": command}

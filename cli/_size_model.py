@@ -25,7 +25,7 @@ class Checkpoint:
     """A model that has not been built.
 
     weights, quantization : of a checkpoint that is quantized already; None = of any other, whose shapes are enough
-    note : what is assumed of it, "" = nothing
+    note : what is assumed of it, which may be several sentences; "" = nothing
     """
 
     path: Path
@@ -68,7 +68,27 @@ def open_model(path: Path, context: int | None) -> Checkpoint | Manifest:
         f"{config} says that the weights are quantized, and they are not here: sizes are those of recipes made of the "
         "unquantized model"
     )
-    return Checkpoint(path, dataclasses.replace(spec, dtype=_dtype(data)), note=note if is_quantized else "")
+    notes = [*_assumed(data, str(config), spec), *([note] if is_quantized else [])]
+    return Checkpoint(path, dataclasses.replace(spec, dtype=_dtype(data)), note="; ".join(notes))
+
+
+def _assumed(config: dict[str, Any], name: str, spec: DecoderSpec) -> list[str]:
+    """Return a note on the numbers that config.json leaves to the family's defaults, where there are any."""
+    nested = config.get("text_config")
+    told = {**config, **nested} if isinstance(nested, dict) else config
+    numbers = {
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_attention_heads": spec.num_heads,
+        "vocab_size": spec.vocab_size,
+    }
+    absent = [f"{field} {value}" for field, value in numbers.items() if told.get(field) is None]
+    if not absent:
+        return []
+    return [
+        f"{name} does not say all of the shape: {', '.join(absent)} of {spec.family}'s defaults is assumed"
+    ]
 
 
 def _opened(path: Path, context: int | None) -> Checkpoint:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..builder.limits import Limits
-from ..builder.precision import Precision, of_checkpoint
+from ..builder.precision import PRECISIONS, Precision, of_checkpoint
 from ..builder.scheme import KvFormat
 from ..builder.targets.registry import CPU, Target
 from ..builder.targets.support import check_support
@@ -26,8 +26,8 @@ from ..runtime.manifest import Manifest
 from ..sizing.cpu_plan import CpuPlan, read_cpu_plan
 from ..sizing.memory import VALUE_BYTES, ModelShape
 from ..sizing.roofline import Work
-from ..sizing.skus import Sku
-from ._engine_memory import engine_shape
+from ..sizing.skus import SKUS, Sku
+from ._engine_memory import engine_shape, target_weight_bytes
 from ._size_model import Checkpoint
 
 DEFAULT_RECIPES = ("fp16", "int8", "fp8", "int4", "nvfp4")
@@ -38,6 +38,8 @@ class Plan:
     """A plan as far as sizes go, built or not, for a GPU or the cpu target.
 
     sku : None = cpu, on this machine
+    weight_bytes : that the device holds; of cpu the plan file
+    file_bytes : of the plan file; None where it is not built and not known
     gathers_pages : see sizing.memory.gpu_activation_bytes
     """
 
@@ -50,6 +52,7 @@ class Plan:
     compute_bytes: int
     gathers_pages: bool
     work: Work | None
+    file_bytes: int | None
     cpu_plan: CpuPlan | None = None
 
     @property
@@ -82,13 +85,13 @@ def checkpoint_plans(
     raises InvalidArgumentError for a name that is not known
     """
     recipes = _recipes(model, names, kv)
-    made: dict[tuple[str, bool], PlanSizes] = {}  # the GPUs' graphs are one
+    made: dict[tuple[str, str], PlanSizes] = {}  # the graphs of a compiler's GPUs are one
     for sku in skus:
         target = Target(CPU, CPU, ()) if sku is None else sku_target(sku)
         for recipe in recipes:
             try:
                 check_support(target, recipe, model.spec)
-                key = (recipe.name, sku is None)
+                key = (recipe.name, target.compiler)
                 if key not in made:
                     made[key] = plan_sizes(model.spec, recipe, limits, target, model.weights)
             except (UnsupportedError, InvalidArgumentError) as error:
@@ -99,12 +102,24 @@ def checkpoint_plans(
             yield _plan(model, sku, target, recipe, made[key])
 
 
-def engine_plans(manifest: Manifest, skus: Sequence[Sku | None]) -> Iterator[Plan]:
-    """Yield an engine's plans on the devices that run them."""
-    for name, entry in manifest.targets.items():
-        for sku in skus:
-            if (sku is None) if name == CPU else (sku is not None and sku.sm in entry.sm):
-                yield _engine_plan(manifest, name, sku)
+def engine_plans(manifest: Manifest, skus: Sequence[Sku | None] | None) -> Iterator[Plan | Refused]:
+    """Yield an engine's plans on the devices that run them.
+
+    skus : None = all that run one, cpu too
+    yields : Refused for a device that was named and that runs none
+    """
+    for sku in [*SKUS.values(), None] if skus is None else skus:
+        able = [
+            name
+            for name, entry in manifest.targets.items()
+            if ((sku is None) if name == CPU else (sku is not None and sku.sm in entry.sm))
+        ]
+        for name in able:
+            yield _engine_plan(manifest, name, sku)
+        if not able and skus is not None:
+            device, sm = (CPU, CPU) if sku is None else (sku.name, sku.sm)
+            reason = f"the engine has plans for {', '.join(manifest.targets)}, none of them runs on {sm}"
+            yield Refused(device, "", manifest.precision, reason)
 
 
 def _engine_plan(manifest: Manifest, name: str, sku: Sku | None) -> Plan:
@@ -114,11 +129,12 @@ def _engine_plan(manifest: Manifest, name: str, sku: Sku | None) -> Plan:
         sku,
         name,
         manifest.precision,
-        entry.files[0].size,
+        target_weight_bytes(manifest, entry),
         VALUE_BYTES[entry.kv_dtype],
         VALUE_BYTES[entry.compute_dtype],
         entry.token_layout == "rectangular" and sku is not None,
         None if sku is None else _engine_work(manifest, name, shape),
+        sum(file.size for file in entry.plan_files()),
         read_cpu_plan(manifest.plan_path(name)) if sku is None else None,
     )
 
@@ -130,14 +146,19 @@ def _engine_work(manifest: Manifest, name: str, shape: ModelShape) -> Work:
     layers = shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
     table = shape.vocab_size * shape.hidden_size
     has_own_head = model.num_parameters >= layers + 2 * table
-    rows_only = table * VALUE_BYTES[entry.compute_dtype] if has_own_head else 0
+    table_is_codes = (
+        PRECISIONS[manifest.precision].head_bits < 16 if manifest.precision in PRECISIONS else False
+    )
+    value_bytes = 1 if table_is_codes else VALUE_BYTES[entry.compute_dtype]
+    # A tied table of codes is there twice, see weight_sizes.py; one of floats is read whole for the logits.
+    gathered = table * value_bytes if has_own_head or table_is_codes else 0
     kind = (
         entry.activation_quantization
         if entry.activation_quantization in ("int8", "fp8", "fp4")
         else "float16"
     )
     return Work(
-        weight_bytes=max(0, entry.files[0].size - rows_only),
+        weight_bytes=max(0, target_weight_bytes(manifest, entry) - gathered),
         products={kind: layers},
         head={"float16": table},
         kv_value_bytes=VALUE_BYTES[entry.kv_dtype],
@@ -184,5 +205,6 @@ def _plan(model: Checkpoint, sku: Sku | None, target: Target, recipe: Precision,
         VALUE_BYTES[sizes.compute_dtype],
         pages_are_gathered(target),
         None if sku is None else plan_work(model.spec, recipe, target, sizes),
+        sizes.file_bytes,
         sizes.cpu_plan,
     )

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..builder.targets.registry import CPU
+from ..runtime.admission import room_in
+from ..runtime.control_groups import available_memory_bytes
 from ..runtime.errors import InvalidArgumentError
-from ..sizing.memory import Load
+from ..sizing.memory import KV_FRACTION, Load
 from ._files import check_output, whole_file
 from ._roofline_plot import SUFFIXES, pyplot, save
 from ._size_plans import Plan
@@ -16,6 +19,7 @@ from ._size_rows import plan_use
 
 OVER = ("sequences", "context")
 _POINTS = 48
+_NAMED = 3  # devices of a curve in the legend
 
 
 def check(path: Path, over: str) -> None:
@@ -27,27 +31,38 @@ def check(path: Path, over: str) -> None:
 
 
 def draw(
-    plans: Sequence[Plan], load: Load, path: Path, over: str, max_context: int, memory_bytes: int | None
+    plans: Sequence[Plan],
+    load: Load,
+    path: Path,
+    over: str,
+    max_context: int,
+    memory_bytes: int | None,
+    threads: int = 0,
 ) -> None:
     """Write the picture of plans.
 
     over : "sequences", up to max_batch_size, or "context", up to max_context
-    memory_bytes : of the device, instead of the GPUs' own
+    memory_bytes : of the device, instead of the GPUs' own; threads : of the cpu target, 0 = one a core
     raises UnsupportedError without matplotlib, OSError when the file cannot be written
     """
-    figure = size_figure(plans, load, over, max_context, memory_bytes)
+    figure = size_figure(plans, load, over, max_context, memory_bytes, threads)
     with whole_file(path) as out:
         save(figure, out, path.suffix.lower()[1:])
 
 
 def size_figure(
-    plans: Sequence[Plan], load: Load, over: str, max_context: int, memory_bytes: int | None = None
+    plans: Sequence[Plan],
+    load: Load,
+    over: str,
+    max_context: int,
+    memory_bytes: int | None = None,
+    threads: int = 0,
 ) -> Any:
-    """Return that picture as a figure of matplotlib."""
+    """Return that picture as a figure of matplotlib; a curve crosses a limit where the table says that no more fit."""
     figure, axis = pyplot().subplots(figsize=(10, 6))
     loads = list(_loads(load, over, max_context))
     for label, plan in _lines(plans).items():
-        totals = [plan_use(plan, one).total / 1e9 for one in loads]
+        totals = [_needed(plan, one, threads) / 1e9 for one in loads]
         axis.plot([getattr(one, over) for one in loads], totals, label=label)
     for limit, names in _limits(plans, memory_bytes).items():
         axis.axhline(limit / 1e9, color="tab:gray", linestyle="--", linewidth=0.8)
@@ -57,6 +72,7 @@ def size_figure(
     other = f"{load.context} tokens each" if over == "sequences" else f"{load.sequences} at a time"
     axis.set_xlabel(f"sequences ({other})" if over == "sequences" else f"tokens of a sequence ({other})")
     axis.set_ylabel("memory, GB")
+    axis.set_title("of a GPU's free memory the KV cache gets 0.9, so it counts as 1 / 0.9", fontsize=8)
     axis.set_ylim(bottom=0)
     axis.legend(loc="upper left")
     figure.tight_layout()
@@ -72,22 +88,40 @@ def _loads(load: Load, over: str, max_context: int) -> Iterator[Load]:
         yield dataclasses.replace(load, **changed)
 
 
+def _needed(plan: Plan, load: Load, threads: int) -> float:
+    """Return the memory that a device must have for a load, beside what is not an engine's on the cpu target."""
+    use = plan_use(plan, load, threads)
+    return use.total if plan.sku is None else use.beside_kv + use.kv / KV_FRACTION
+
+
 def _lines(plans: Sequence[Plan]) -> dict[str, Plan]:
-    """Return label -> plan, one for all devices on which a recipe takes the same."""
-    found: dict[tuple[str, str], Plan] = {}
+    """Return label -> plan, one for all devices on which a recipe takes the same; the label names them."""
+    found: dict[tuple[str, str], list[Plan]] = {}
     for plan in plans:
-        kind = "cpu" if plan.sku is None else "TensorRT-RTX" if plan.gathers_pages else "TensorRT"
-        found.setdefault((plan.precision, kind), plan)
-    several = len({kind for _, kind in found}) > 1
-    return {f"{name}, {kind}" if several else name: plan for (name, kind), plan in found.items()}
+        kind = CPU if plan.sku is None else "TensorRT-RTX" if plan.gathers_pages else "TensorRT"
+        found.setdefault((plan.precision, kind), []).append(plan)
+    if len({kind for _, kind in found}) == 1:
+        return {name: same[0] for (name, _), same in found.items()}
+    return {_label(name, kind, same): same[0] for (name, kind), same in found.items()}
+
+
+def _label(name: str, kind: str, plans: Sequence[Plan]) -> str:
+    if kind == CPU:
+        return f"{name}, {kind}"
+    devices = list(dict.fromkeys(plan.device for plan in plans))
+    more = f" and {len(devices) - _NAMED} more" if len(devices) > _NAMED else ""
+    return f"{name}, {kind} ({', '.join(devices[:_NAMED])}{more})"
 
 
 def _limits(plans: Sequence[Plan], memory_bytes: int | None) -> dict[int, list[str]]:
-    """Return memory -> names of the GPUs that have that much."""
-    if memory_bytes is not None:
-        return {memory_bytes: ["memory"]}
+    """Return memory -> names of the devices that have that much; of cpu what an engine may take."""
     found: dict[int, list[str]] = {}
     for plan in plans:
-        if plan.sku is not None and plan.device not in found.setdefault(plan.sku.memory_bytes, []):
-            found[plan.sku.memory_bytes].append(plan.device)
+        if plan.sku is None:
+            limit, name = room_in(memory_bytes or available_memory_bytes()), CPU
+        else:
+            limit = memory_bytes or plan.sku.memory_bytes
+            name = plan.device if memory_bytes is None else "memory"
+        if not any(name in names for names in found.values()):
+            found.setdefault(limit, []).append(name)
     return found

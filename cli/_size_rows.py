@@ -32,6 +32,7 @@ class Row:
 
     reason : why there is no such plan; "" = there is one, and everything below is known
     memory_bytes : of the device; on cpu what is available here now
+    plan_file_bytes : which has kernels beside the weights; None where that is not known before it is built
     max_sequences : of the load's context that fit at a time, at most max_batch_size
     devices : the fewest that hold it; None = no even cut does, or on cpu it does not fit
     split : what each of several devices takes, as text; "" for one
@@ -46,6 +47,7 @@ class Row:
     reason: str = ""
     memory_bytes: int = 0
     use: MemoryUse | None = None
+    plan_file_bytes: int | None = None
     fits: bool = False
     max_sequences: int = 0
     devices: int | None = None
@@ -104,16 +106,18 @@ def plan_use(plan: Plan, load: Load, threads: int = 0) -> MemoryUse:
 def _cpu_row(plan: Plan, load: Load, memory_bytes: int, threads: int) -> Row:
     use = plan_use(plan, load, threads)
     room = room_in(memory_bytes)  # what the runtime admits
-    fitting = sequences_that_fit(plan.shape, load, plan.kv_value_bytes, max(0, room - use.beside_kv))
+    use = dataclasses.replace(use, reserve=memory_bytes - room)
+    fitting = sequences_that_fit(plan.shape, load, plan.kv_value_bytes, max(0, memory_bytes - use.beside_kv))
     return Row(
         CPU,
         plan.target,
         plan.precision,
         memory_bytes=memory_bytes,
         use=use,
-        fits=use.total <= room,
+        plan_file_bytes=plan.file_bytes,
+        fits=use.total <= memory_bytes,
         max_sequences=fitting,
-        devices=1 if use.total <= room else None,
+        devices=1 if use.total <= memory_bytes else None,
     )
 
 
@@ -127,6 +131,7 @@ def _gpu_row(plan: Plan, sku: Sku, load: Load, memory_bytes: int, efficiency: fl
         plan.precision,
         memory_bytes=memory_bytes,
         use=use,
+        plan_file_bytes=plan.file_bytes,
         fits=devices == 1,
         max_sequences=sequences_that_fit(plan.shape, load, plan.kv_value_bytes, room),
         devices=devices,

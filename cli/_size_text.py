@@ -28,6 +28,7 @@ _FACTS = (
 _COLUMNS = (
     "GPU",
     "precision",
+    "plan file",
     "weights",
     "KV cache",
     "activations",
@@ -86,6 +87,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.device,
         row.precision,
+        "-" if row.plan_file_bytes is None else size_text(row.plan_file_bytes),
         size_text(use.weights),
         size_text(use.kv),
         size_text(use.activations + use.logits),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,9 +81,14 @@ def size(
             help="Share of a GPU's bandwidth and peaks that is reached, as measured; 1 = a bound.",
         ),
     ] = 1.0,
-    memory_bytes: Annotated[
-        int | None,
-        typer.Option("--memory-bytes", min=1, help="Memory of the device, instead of the GPU's own."),
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            "--memory-bytes",
+            metavar="SIZE",
+            help="Memory of the device, instead of the GPU's own: bytes, or a size such as 16GiB or 500MB.",
+        ),
     ] = None,
     threads: Annotated[
         int, typer.Option("--threads", min=0, max=1024, help="Of --sku cpu; 0 = one a core.")
@@ -99,6 +106,8 @@ def size(
     Memory is what the plan and its KV cache take for that many sequences of that length. Speeds are upper bounds: what
     has to be read and multiplied, by the datasheet's numbers. More in docs/sizing.md.
     """
+    from ..fleet.budget import parse_bytes
+    from ..runtime.manifest import Manifest
     from ..sizing.roofline import check_efficiency
     from . import _size_plot, _size_text
     from ._output import print_json
@@ -109,6 +118,7 @@ def size(
     if plot is not None:
         _size_plot.check(plot, plot_over)
     check_efficiency(efficiency)
+    memory_bytes = None if memory is None else parse_bytes(memory)
     kv = _kv_format(kv_cache_dtype)
     skus = _skus(sku)
     found = open_model(model, context)
@@ -122,13 +132,15 @@ def size(
     ]
     if plot is not None:
         drawn = [one for one in plans if not isinstance(one, Refused)]
-        _size_plot.draw(drawn, load, plot, plot_over, most_positions(found), memory_bytes)
+        _size_plot.draw(drawn, load, plot, plot_over, most_positions(found), memory_bytes, threads)
+        print(f"plansmith: the drawing is in {plot}", file=sys.stderr)
     if as_json:
         print_json(
             {
                 "model": _size_text.model_facts(found),
                 "load": dataclasses.asdict(load),
                 "efficiency": efficiency,
+                "note": "" if isinstance(found, Manifest) else found.note,
                 "rows": [row.as_json() for row in rows],
             }
         )
@@ -163,14 +175,15 @@ def _names(words: Sequence[str] | None) -> list[str] | None:
     return list(dict.fromkeys(names))
 
 
-def _skus(words: Sequence[str] | None) -> list[Sku | None]:
-    """Return the GPUs that were named, None for cpu; all GPUs where none was."""
-    from ..sizing.skus import SKUS, find_sku
+def _skus(words: Sequence[str] | None) -> list[Sku | None] | None:
+    """Return the GPUs that were named, each once, None for cpu; None where none was."""
+    from ..sizing.skus import find_sku
 
     names = _names(words)
     if names is None:
-        return list(SKUS.values())
-    return [None if name.lower() == "cpu" else find_sku(name) for name in names]
+        return None
+    found = [None if name.lower() == "cpu" else find_sku(name) for name in names]
+    return list({sku and sku.name: sku for sku in found}.values())
 
 
 def _kv_format(name: str) -> KvFormat | None:
@@ -217,43 +230,49 @@ def _load(
         tokens = max_num_tokens or max(2048, batch)
         load = Load(wanted, sequences, batch, tokens, tokens_per_block or 32)
         load.check()
-        make_limits(
-            positions,
-            max_batch_size=batch,
-            max_num_tokens=tokens,
-            max_seq_len=wanted,
-            tokens_per_block=load.tokens_per_block,
-        )
+        try:
+            make_limits(
+                positions,
+                max_batch_size=batch,
+                max_num_tokens=tokens,
+                max_seq_len=wanted,
+                tokens_per_block=load.tokens_per_block,
+            )
+        except InvalidArgumentError as error:  # which spells options as trtllm-build does
+            text = re.sub(r"--[a-z_]+", lambda found: found[0].replace("_", "-"), str(error))
+            raise InvalidArgumentError(text) from None
     load.check()
     return load
 
 
 def _plans(
     model: Checkpoint | Manifest,
-    skus: Sequence[Sku | None],
+    skus: Sequence[Sku | None] | None,
     names: list[str] | None,
     kv: KvFormat | None,
     load: Load,
 ) -> list[Plan | Refused]:
+    """Return the plans on the GPUs that were named; None = on all, and of an engine the cpu plan too."""
     from ..builder.limits import Limits
     from ..runtime.errors import InvalidArgumentError
     from ..runtime.manifest import Manifest
-    from ._size_plans import checkpoint_plans, engine_plans
+    from ..sizing.skus import SKUS
+    from ._size_plans import Refused, checkpoint_plans, engine_plans
 
     if not isinstance(model, Manifest):
         limits = Limits(
             load.max_batch_size, load.max_num_tokens, load.context, load.context, 1, load.tokens_per_block
         )
-        return list(checkpoint_plans(model, skus, names, kv, limits))
+        return list(checkpoint_plans(model, list(SKUS.values()) if skus is None else skus, names, kv, limits))
     if names is not None or kv is not None:
         raise InvalidArgumentError(
             f"{model.root} is an engine of precision {model.precision}; leave --precision and --kv-cache-dtype out, or "
             "give its checkpoint"
         )
-    found = list(engine_plans(model, [*skus, None] if len(skus) > 1 else skus))
-    if not found:
+    found = list(engine_plans(model, skus))
+    if all(isinstance(one, Refused) for one in found):
         raise InvalidArgumentError(
             f"{model.root} has plans for {', '.join(model.targets)}, none of which runs on the GPUs of --sku; name "
             "others, or cpu"
         )
-    return list(found)
+    return found

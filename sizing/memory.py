@@ -8,7 +8,7 @@ exact, the plan's scratch memory is an estimate of what its compiler will want.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..runtime.errors import InvalidArgumentError
 
@@ -104,8 +104,9 @@ class MemoryUse:
         """All of it."""
         return self.beside_kv + self.kv
 
-    def words(self) -> str:
-        """Say what takes how much."""
+    def words(self, text: Callable[[int], str] | None = None) -> str:
+        """Say what takes how much; text : writes a size, None = in powers of 1024."""
+        text = text or size_text
         parts = (
             ("weights", self.weights),
             ("KV cache", self.kv),
@@ -113,7 +114,7 @@ class MemoryUse:
             ("logits", self.logits),
             ("reserve", self.reserve),
         )
-        return ", ".join(f"{name} {size_text(size)}" for name, size in parts if size)
+        return ", ".join(f"{name} {text(size)}" for name, size in parts if size)
 
 
 def blocks_for(tokens: int, tokens_per_block: int) -> int:

@@ -166,6 +166,9 @@ def find_sku(name: str) -> Sku:
     words = _words(name)
     exact = [one for one in SKUS.values() if "".join(words) in map(_squeezed, (one.name, one.title))]
     found = exact or [one for one in SKUS.values() if words and set(words) <= _all_words(one)]
+    if len(found) > 1:  # "h100-80g": one of them is called so but for its memory
+        called = "".join(one for one in words if not re.fullmatch(r"\d+g", one))
+        found = [one for one in found if _squeezed(one.name) == called] or found
     if len(found) == 1:
         return found[0]
     if found:

@@ -99,6 +99,22 @@ def test_a_gpu_that_none_runs_on(plansmith: Run, engine: Path) -> None:
     assert "the plan is for sm80, NVIDIA L40S is sm89" in result.out
 
 
+def test_a_fleets_engine_is_built_by_its_fleet(plansmith: Run, engine: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a fleet"
+    own = folder / "engines" / "smol-fp16"
+    own.parent.mkdir(parents=True)
+    shutil.copytree(engine, own)
+    told = f"plansmith fleet build -f '{folder}'"
+    assert told not in plansmith("inspect", own, "--upgrade", "tensorrt_rtx=1.8.0").out
+    (folder / "plansmith.yaml").write_text("", encoding="utf-8")
+    result = plansmith("inspect", own, "--upgrade", "tensorrt_rtx=1.8.0")
+    assert f"with the new versions installed, run: {told}\n" in result.out
+    result = plansmith("inspect", own, "--runs-on", "l40s")
+    assert f"(add l40s to the engine's skus in {folder}/plansmith.yaml first): {told}\n" in result.err
+    result = plansmith("inspect", own, "--runs-on", "a30", "--with", "tensorrt_rtx=1.8.0")
+    assert f"to build it again: {told}\n" in result.out and "plansmith build" not in result.out
+
+
 def test_the_command_that_is_told_is_one(plansmith: Run, engine_dir: Path) -> None:
     """A float32 engine has no targets for GPUs, so what is told is an engine of its own."""
     pytest.importorskip("tensorrt_rtx")
@@ -268,7 +284,7 @@ def test_a_gpu_with_too_little_memory(plansmith: Run, engine: Path) -> None:
     gib = 1 << 30
     result = ask(with_plan(25 * gib))
     assert result.status == 1
-    assert "why: not one sequence of 128 tokens fits (weights 25.0 GiB" in result.out
+    assert "why: not one sequence of 128 tokens fits (weights 26.8 GB" in result.out
     assert "take a GPU with more memory" in result.err
     result = ask(with_plan(24 * gib - (64 << 20)))
     assert result.status == 0

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plansmith.builder.limits import Limits
+from plansmith.builder.spec import weight_shapes
+from plansmith.builder.weight_sizes import shape_of
+from plansmith.cli._size_model import Checkpoint, open_model
+from plansmith.cli._size_plans import checkpoint_plans
+from plansmith.runtime.manifest import load_manifest
+from plansmith.sizing.memory import Load
 from plansmith.sizing.skus import SKUS
-from random_weights import LLAMA_7B, LLAMA_70B
+from random_weights import LLAMA, LLAMA_7B, LLAMA_70B, spec_of
 
 Run = Callable[..., Any]
+SMOL: dict[str, Any] = LLAMA | {  # SmolLM2-135M's shape
+    "head_dim": 64,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
 DOCS = Path(__file__).parents[2] / "docs" / "sizing.md"
 
 
@@ -114,6 +134,8 @@ def test_kv_pools_of_another_type(plansmith: Run, tmp_path: Path) -> None:
     assert "no FP8 KV pools" in error_of(
         plansmith, llama, "--sku", "l40s", "-p", "fp16", "--kv-cache-dtype", "fp8"
     )
+    text = error_of(plansmith, llama, "--sku", "l40s", "-p", "fp16", "--kv-cache-dtype", "fp8")
+    assert "plansmith build CHECKPOINT --target sm89 --precision fp16" in text and "quantize" not in text
     assert "none of these GPUs takes a recipe" in error_of(
         plansmith, llama, "--sku", "l40s", "--kv-cache-dtype", "int8"
     )
@@ -139,9 +161,11 @@ def test_the_cpu_of_this_machine(plansmith: Run, tmp_path: Path) -> None:
     assert not tight["fits"] and tight["devices"] is None and tight["max_sequences"] == 0
     assert row_of(plansmith, llama, "--sku", "cpu", "-p", "int8")["memory_bytes"] > 0
     asked = ("--sku", "cpu", "-p", "int8", "--threads", 4, "--sequences", 32)
-    total = row_of(plansmith, llama, *asked)["total_bytes"]
+    row = row_of(plansmith, llama, *asked, "--memory", "64GiB")
+    total = row["total_bytes"]
     assert total > 2 << 30
-    for spare, fits in ((64 << 20, True), ((64 << 20) - 1, False)):  # which the runtime leaves to Python
+    assert row["reserve_bytes"] == 64 << 20  # which the runtime leaves to Python
+    for spare, fits in ((0, True), (-1, False)):
         assert row_of(plansmith, llama, *asked, "--memory-bytes", total + spare)["fits"] == fits
 
 
@@ -191,6 +215,79 @@ def test_an_engine_is_sized_by_its_plans(plansmith: Run, engine_dir: Path) -> No
     assert "max_batch_size 8 runs no more" in error_of(plansmith, engine_dir, "--sequences", 9)
 
 
+def gpu_engine(engine_dir: Path, out: Path, config: dict[str, Any], precision: str, size: int) -> Path:
+    """Write an engine with cpu and a stand-in for an sm89 plan of a model, of so many bytes; return it."""
+    shutil.copytree(engine_dir, out)
+    manifest, spec = load_manifest(out), spec_of(config)
+    cpu = manifest.targets["cpu"]
+    entry = dataclasses.replace(
+        cpu,
+        compiler="tensorrt_rtx",
+        compiler_version="1.7.1.116",
+        sm=("sm89",),
+        token_layout="rectangular",
+        row_alignment="right",
+        compute_dtype="float16",
+        kv_dtype="float16",
+        files=(dataclasses.replace(cpu.files[0], path="targets/sm89/model.plan", size=size),),
+    )
+    shape = dataclasses.asdict(shape_of(spec))
+    count = sum(math.prod(one) for one in weight_shapes(spec).values())
+    windows = (0,) * spec.num_layers
+    model = dataclasses.replace(manifest.model, **shape, windows=windows, num_parameters=count)
+    targets = {"cpu": cpu, "sm89": entry}
+    changed = dataclasses.replace(manifest, precision=precision, model=model, targets=targets)
+    (out / "manifest.json").write_text(changed.to_text(), encoding="utf-8")
+    return out
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_an_engine_takes_what_its_checkpoint_was_predicted_to(
+    plansmith: Run, engine_dir: Path, tmp_path: Path, precision: str, is_tied: bool
+) -> None:
+    config = SMOL | {"tie_word_embeddings": is_tied}
+    asked = ("--sku", "l4", "--context", 128, "--sequences", 8)
+    same = ("--max-batch-size", 8, "--max-num-tokens", 64, "--tokens-per-block", 8)
+    before = row_of(plansmith, model(tmp_path / "smol", config), *asked, *same, "-p", precision)
+    size = before["plan_file_bytes"]
+    assert size > before["weights_bytes"]
+    after = row_of(plansmith, gpu_engine(engine_dir, tmp_path / "engine", config, precision, size), *asked)
+    assert after["plan_file_bytes"] == size and after["weights_bytes"] == before["weights_bytes"]
+    # The manifest tells no norms and biases.
+    assert after["decode_tokens_s"] == pytest.approx(before["decode_tokens_s"], rel=0.005)
+
+
+def test_an_engine_has_a_row_for_each_device_that_was_named(
+    plansmith: Run, engine_dir: Path, tmp_path: Path
+) -> None:
+    engine = gpu_engine(engine_dir, tmp_path / "engine", SMOL, "fp16", 300_000_000)
+    asked = ("--context", 128)
+    assert [row["device"] for row in rows_of(plansmith, engine, "--sku", "cpu,l4,L4,cpu", *asked)] == [
+        "cpu",
+        "l4",
+    ]
+    l40s, h100 = rows_of(plansmith, engine, "--sku", "l40s,h100", *asked)
+    assert (l40s["device"], l40s["reason"], h100["device"]) == ("l40s", "", "h100")
+    assert h100["reason"] == "the engine has plans for cpu, sm89, none of them runs on sm90"
+    assert (
+        "h100 fp16: the engine has plans for cpu, sm89"
+        in plansmith("size", engine, "--sku", "l40s,h100", *asked).out
+    )
+    everywhere = [row["device"] for row in rows_of(plansmith, engine, *asked)]
+    assert everywhere.count("cpu") == 1 and "l40s" in everywhere and "h100" not in everywhere
+
+
+def test_what_config_json_leaves_out_is_told(plansmith: Run, tmp_path: Path) -> None:
+    config = {name: value for name, value in LLAMA_7B.items() if name != "num_hidden_layers"}
+    llama = model(tmp_path / "llama", config)
+    words = "config.json does not say all of the shape: num_hidden_layers 32 of llama's defaults is assumed"
+    assert words in plansmith("size", llama, "--sku", "l40s").out
+    assert words in json.loads(plansmith("size", llama, "--sku", "l40s", "--json").out)["note"]
+    whole = model(tmp_path / "whole", LLAMA_7B)
+    assert "assumed" not in plansmith("size", whole, "--sku", "l40s").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -208,9 +305,13 @@ def test_an_engine_is_sized_by_its_plans(plansmith: Run, engine_dir: Path) -> No
         (("--max-num-tokens", 16), "max_num_tokens is 16 and max_batch_size 64"),
         (
             ("--max-batch-size", 5000, "--max-num-tokens", 6000),
-            "--max_batch_size is 5000, it must be between",
+            "--max-batch-size is 5000, it must be between",
         ),
-        (("--tokens-per-block", 24), "--tokens_per_block is 24"),
+        (
+            ("--tokens-per-block", 24),
+            "--tokens-per-block is 24, it must be one of 8, 16, 32, 64, 128; give another --tokens-per-block",
+        ),
+        (("--memory-bytes", "16 apples"), "--memory is '16 apples', it must be a size above 0"),
         (("--efficiency", 1.5), "efficiency is 1.5, it must be above 0 and at most 1"),
         (("--plot", "memory.pdf"), "give a name that ends in .svg or .png"),
         (("--plot", "memory.svg", "--plot-over", "weights"), "--plot-over 'weights' is not known"),
@@ -243,8 +344,9 @@ def test_a_plot_shows_recipes_and_limits(plansmith: Run, tmp_path: Path, over: s
     )
     assert result.status == 0, result.err
     text = out.read_text(encoding="utf-8")
-    for words in ("fp16, TensorRT-RTX", "int8, TensorRT", "l40s", "h100", "memory, GB"):
+    for words in ("fp16, TensorRT-RTX (l40s)", "int8, TensorRT (h100)", "l40s", "h100", "memory, GB"):
         assert words in text
+    assert f"the drawing is in {out}" in result.err
     plansmith(
         "size",
         llama,
@@ -258,6 +360,28 @@ def test_a_plot_shows_recipes_and_limits(plansmith: Run, tmp_path: Path, over: s
         1 << 34,
     )
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_curve_crosses_a_limit_where_the_table_says(plansmith: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from plansmith.cli import _size_plot
+
+    llama = model(tmp_path / "llama", LLAMA_7B)
+    found = open_model(llama, None)
+    assert isinstance(found, Checkpoint)
+    load = Load(2048)
+    limits = Limits(64, 2048, 2048, 2048, 1, 32)
+    plans = list(checkpoint_plans(found, [SKUS["l40s"], None], ["fp16"], None, limits))
+    figure = _size_plot.size_figure(plans, load, "sequences", 4096, threads=2)
+    gpu, cpu, *lines = figure.axes[0].get_lines()
+    assert gpu.get_label() == "fp16, TensorRT-RTX (l40s)" and cpu.get_label() == "fp16, cpu"
+    assert len(lines) == 2  # the GPU's memory and this machine's
+    assert {"l40s", "cpu"} <= {text.get_text() for text in figure.axes[0].texts}
+    row = row_of(plansmith, llama, "--sku", "l40s", "-p", "fp16", "--context", 2048)
+    limit = SKUS["l40s"].memory_bytes / 1e9
+    fitting = [x for x, y in zip(gpu.get_xdata(), gpu.get_ydata(), strict=True) if y <= limit]
+    beyond = [x for x, y in zip(gpu.get_xdata(), gpu.get_ydata(), strict=True) if y > limit]
+    assert max(fitting) <= row["max_sequences"] < min(beyond)
 
 
 def examples() -> list[tuple[str, str]]:

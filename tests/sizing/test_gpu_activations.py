@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plansmith.builder.graph import build_graph
 from plansmith.builder.limits import make_limits
-from plansmith.builder.targets.registry import find_targets
+from plansmith.builder.targets.registry import find_targets, recipe_for
 from plansmith.builder.targets.rtx.compile import compile_plan
 from plansmith.builder.weight_sizes import assumed_recipe, plan_sizes, shape_of
 from plansmith.sizing.memory import Load, gpu_activation_bytes
@@ -54,3 +54,24 @@ def test_what_the_compiler_tells(tmp_path: Path, changes: dict[str, int], limits
     assert found == pytest.approx(told, rel=0.15)
     (weights,) = map(int, re.findall(r"Total Weights Memory: (\d+)", log))
     assert plan_sizes(spec, recipe, made, target).weight_bytes == pytest.approx(weights, rel=0.01)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_what_a_plan_file_holds(tmp_path: Path, precision: str, is_tied: bool) -> None:
+    """Weights to the kilobyte, a table of codes twice where it is tied; kernels within a tenth."""
+    changes = {"num_hidden_layers": 4, "vocab_size": 8192, "tie_word_embeddings": is_tied}
+    spec = spec_of(SHAPE | changes)
+    made = make_limits(spec.max_position_embeddings, max_batch_size=8, max_num_tokens=256)
+    recipe, (target,) = assumed_recipe(precision, spec), find_targets(["sm89"])
+    graph = build_graph(spec, RandomWeights(spec), recipe_for(target, recipe), made, compute="float16")
+    compile_plan(graph, made, spec, "sm89", tmp_path / "model.plan", tmp_path / "log")
+    (held,) = map(
+        int, re.findall(r"Total Weights Memory: (\d+)", (tmp_path / "log").read_text(encoding="utf-8"))
+    )
+    sizes = plan_sizes(spec, recipe, made, target)
+    assert sizes.weight_bytes == pytest.approx(held, abs=4096)
+    assert sizes.source_bytes == pytest.approx((tmp_path / "model.plan").stat().st_size - held, rel=0.1)
+    assert sizes.read_bytes == sum(sizes.by_type.values()) - (not is_tied) * 8192 * 512 * (
+        2 if precision == "fp16" else 1
+    )

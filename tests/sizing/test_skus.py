@@ -23,6 +23,8 @@ from plansmith.sizing.skus import SKUS, Sku, find_sku
         ("NVIDIA A100 80GB PCIe", "a100-80g-pcie"),
         ("a100_80g", "a100-80g"),
         ("A100-80GiB", "a100-80g"),
+        ("h100-80g", "h100"),
+        ("H100 80GB PCIe", "h100-pcie"),
         ("h100", "h100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
