@@ -37,13 +37,16 @@ def size_text(num_bytes: int) -> str:
 class BuildProgress:
     """Shows on stderr where a build or a comparison is: bars on a terminal, else now and then a line.
 
-    Any thread may call it.
+    Where there are more bars than lines, those whose work has ended go first, then those that told something longest
+    ago. Work has ended when its thread tells of other work. Any thread may call it.
     """
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
+        self._order: dict[str, None] = {}  # who told something, the last one last
+        self._at_work: dict[int, str] = {}  # of whom each thread told last
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -81,6 +84,18 @@ class BuildProgress:
         if target not in self._tasks:
             self._tasks[target] = self._bars.add_task(phase, target=target, total=None)
         self._bars.update(self._tasks[target], description=phase, completed=done, total=total or None)
+        self._order.pop(target, None)
+        self._order[target] = None
+        self._at_work[threading.get_ident()] = target
+        self._hide_what_has_no_room()
+
+    def _hide_what_has_no_room(self) -> None:
+        at_work = set(self._at_work.values())
+        newest = list(reversed(self._order))
+        first = sorted(newest, key=lambda target: target not in at_work)
+        room = max(1, self._bars.console.height - 1)
+        for n, target in enumerate(first):
+            self._bars.update(self._tasks[target], visible=n < room)
 
     def _tell(self, target: str, phase: str, done: int, total: int) -> None:
         now = time.monotonic()

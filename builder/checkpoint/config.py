@@ -58,6 +58,9 @@ _HARMLESS_AT: dict[str, tuple[object, ...]] = {
 }
 
 
+# The deepest models that are published have 126 layers; a graph's size and the time to make it grow with them.
+MAX_LAYERS = 1000
+
 _FLOAT32_MAX = (2 - 2**-23) * 2**127
 
 
@@ -106,7 +109,7 @@ class Config:
         return copy
 
     def _wanted(self, name: str, value: object, wanted: str) -> CheckpointError:
-        got = "is missing" if value is None and name not in self._data else f"is {value!r}"
+        got = "is missing" if value is None and name not in self._data else f"is {_short(value)}"
         return self.error(
             f"{name!r} {got}, it must be {wanted}; the file is damaged or of another kind of model"
         )
@@ -117,6 +120,10 @@ class Config:
         if not _is_int(value) or not low <= value < high:
             raise self._wanted(name, value, f"an integer from {low} to {high - 1}")
         return int(value)
+
+    def num_layers(self) -> int:
+        """Return num_hidden_layers."""
+        return self.integer("num_hidden_layers", high=MAX_LAYERS + 1)
 
     def optional_integer(self, name: str, low: int = 1, high: int = 1 << 31) -> int | None:
         """Return an integer field, or None where it is null or absent without a default."""
@@ -145,7 +152,7 @@ class Config:
         value = self.raw(name)
         if not isinstance(value, str) or value not in choices:
             raise self.error(
-                f"{name!r} is {value!r}, which is not supported here; supported: {', '.join(choices)}; "
+                f"{name!r} is {_short(value)}, which is not supported here; supported: {', '.join(choices)}; "
                 "this checkpoint cannot be compiled"
             )
         return choices[value]

@@ -162,12 +162,14 @@ def _able(target: Target, needs: Mapping[Need, str]) -> str:
 
 def _nearest(target: Target, precision: Precision, spec: DecoderSpec, missing: Sequence[Need]) -> str:
     """Return the nearest recipe that works on a target, and the command that makes it."""
-    if all(need.startswith("kv_") for need in missing):
-        return (
-            f"the same recipe with a KV cache of floats: plansmith quantize CHECKPOINT --recipe {precision.name} "
-            "--kv-cache none -o OUT"
-        )
     is_calibrated = precision.quantization is not None
+    if all(need.startswith("kv_") for need in missing):
+        command = (
+            f"plansmith quantize CHECKPOINT --recipe {precision.name} --kv-cache none -o OUT"
+            if is_calibrated
+            else f"plansmith build CHECKPOINT --target {target.name} --precision {precision.name}"
+        )
+        return f"the same recipe with a KV cache of floats: {command}"
     rounds = any(one.input != "float" for _, one in _schemes(precision, spec))
     bits = precision.weight_bits
 

@@ -56,20 +56,33 @@ def _collect_folder(store: Store, folder: Folder, keep_s: float, dry_run: bool, 
         kept |= {name for name in records - kept if _is_young(folder, name, keep_s)}
         lists = set(folder.names(FILES))
         kept_lists = named_by_records(store, kept) & lists
-        kept_lists |= {name for name in lists - kept_lists if _is_young(folder, name, grace_s)}
-        kept_chunks = named_by_lists(store, kept_lists)
-        chunks = {name for name in folder.names(CHUNKS) if name not in kept_chunks}
-        chunks = {name for name in chunks if not _is_young(folder, name, grace_s)}
+        young_lists = {name for name in lists - kept_lists if _is_young(folder, name, grace_s)}
+        needed_chunks = named_by_lists(store, kept_lists)
+        kept_lists |= young_lists
+        kept_chunks = needed_chunks | named_by_lists(store, young_lists)
+        unneeded = {name for name in folder.names(CHUNKS) if name not in needed_chunks}
+        chunks = {name for name in unneeded - kept_chunks if not _is_young(folder, name, grace_s)}
+        waiting = young_lists | (unneeded - chunks)
         left = [*_leftovers(folder), *_stale_marks(store, folder, kept)]
         gone = (sorted(records - kept), sorted(lists - kept_lists), sorted(chunks))
         num_bytes = sum(folder.size(name) for names in (*gone, left) for name in names)
+        waiting_bytes = sum(map(folder.size, waiting))
         if not dry_run:
             # What names comes before what is named: a kill leaves nothing that names what is gone.
             for name in (name for names in (*gone, left) for name in names):
                 folder.remove(name)
             _free_locks(folder)
     num_records, num_files, num_chunks = map(len, gone)
-    return Collected(num_records, num_files, num_chunks, num_bytes, len(left), kept_records=len(kept))
+    return Collected(
+        num_records,
+        num_files,
+        num_chunks,
+        num_bytes,
+        len(left),
+        kept_records=len(kept),
+        waiting=len(waiting),
+        waiting_bytes=waiting_bytes,
+    )
 
 
 def _is_young(folder: Folder, name: str, than_s: float) -> bool:

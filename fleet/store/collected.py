@@ -14,6 +14,8 @@ class Collected:
     leftovers : temporary files of killed writers, and marks of records that are gone
     aside, aside_bytes : objects of a remote store that were taken aside; a later collection removes them
     restored  : objects of a remote store that were put back, because something names them again
+    waiting, waiting_bytes : objects of a folder that no record needs and that are too young to go, for somebody may be
+        about to name them; a collection after the grace period removes them
     """
 
     records: int
@@ -25,3 +27,5 @@ class Collected:
     aside: int = 0
     aside_bytes: int = 0
     restored: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0

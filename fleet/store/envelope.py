@@ -102,8 +102,8 @@ def _why(envelope: Envelope, trust: Sequence[PublicKey]) -> str:
     keys = f"{len(trust)} trusted key{'s' * (len(trust) > 1)}"
     if not envelope.signatures:
         return (
-            f"is not signed, and wanted is a signature of one of {keys}; push it with the private key of one, or "
-            "build it here"
+            f"is not signed, and wanted is a signature of one of {keys}; where it was built, build or push it again "
+            "with --sign-key KEY.pem, or PLANSMITH_SIGNING_KEY"
         )
     claimed = [one.keyid for one in envelope.signatures if one.keyid in {key.keyid for key in trust}]
     if claimed:

@@ -11,6 +11,14 @@ from .errors import DamagedError
 # Records of a thousand files are below 1 MB; what is larger was not written here.
 MAX_JSON_BYTES = 64 << 20
 
+# More digits than a number of 64 bits has were not written here either, and make errors long.
+_MAX_DIGITS = 20
+# How much of a text an error repeats: a sha256 and a little more.
+_MAX_QUOTED = 80
+
+# Of texts that have lines, what a terminal would obey.
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
 Refuse = Callable[[str], DamagedError]
 """Makes the error of an object from what is wrong with it."""
 
@@ -22,9 +30,13 @@ def dump(value: Any) -> bytes:
 
 
 def load(raw: bytes, refuse: Refuse) -> dict[str, Any]:
-    """Return the JSON object that raw is."""
+    """Return the JSON object that raw is: UTF-8, with text that is it too, and no number of many digits."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw.decode(), parse_int=_integer, parse_constant=_no_constant)
+        if b"\\ud" in raw.lower():  # half of a pair is JSON, and no text
+            dump(value)
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise refuse(f"has text that is not UTF-8 ({error.reason})") from None
     except (ValueError, RecursionError) as error:
         raise refuse(f"is no JSON ({error})") from None
     if not isinstance(value, dict):
@@ -32,11 +44,37 @@ def load(raw: bytes, refuse: Refuse) -> dict[str, Any]:
     return value
 
 
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def quoted(found: str) -> str:
+    """Return a text as errors repeat it: cut where it is long, nothing in it that a terminal obeys."""
+    return repr(found) if len(found) <= _MAX_QUOTED else f"{found[:_MAX_QUOTED]!r}..."
+
+
+def shown(value: Any) -> Any:
+    """Return a JSON value whose texts may have lines, without what a terminal would obey."""
+    if isinstance(value, str):
+        return value.translate(_CONTROLS)
+    if isinstance(value, dict):
+        return {shown(name): shown(one) for name, one in value.items()}
+    return [shown(one) for one in value] if isinstance(value, list) else value
+
+
 def text(value: dict[str, Any], name: str, refuse: Refuse) -> str:
-    """Return a member that has to be text."""
+    """Return a member that has to be text of one line, every character of it printable."""
     found = value.get(name)
     if not isinstance(found, str):
         raise refuse(f"has no text {name!r}")
+    if not found.isprintable():
+        raise refuse(f"has {name} {quoted(found)}, which is not printable")
     return found
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 import pathlib
 import shutil
+import stat
 import threading
 import time
 import uuid
@@ -14,11 +15,14 @@ from collections.abc import Iterator
 
 from ...builder.engine_dir import NO_SPACE, sync
 from ...runtime.errors import InvalidArgumentError, OutOfMemoryError
+from .errors import DamagedError
 from .fields import MAX_JSON_BYTES
 from .locks import exclusive, shared
 from .names import BEFORE_MARKER, CHUNKS, LOCKS, TMP
 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+# What opening says of sockets, of devices without a driver, and of links in a circle.
+_NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 
 
 class Folder:
@@ -36,12 +40,29 @@ class Folder:
         self._mutex = threading.Lock()
 
     def read(self, name: str, limit: int = MAX_JSON_BYTES) -> bytes | None:
-        """Return an object, at most the first limit + 1 bytes of it; None when there is none."""
+        """Return an object, at most the first limit + 1 bytes of it; None when there is none.
+
+        raises DamagedError for a pipe, a device or a socket, none of which is waited for
+        """
         try:
-            with (self.root / name).open("rb") as file:
-                return file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            # Without it, opening a pipe blocks until somebody writes to it; files know no difference.
+            descriptor = os.open(self.root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise self._no_file(name) from error
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                return None
+            if not stat.S_ISREG(found.st_mode):
+                raise self._no_file(name)
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(min(limit, found.st_size) + 1)
+        finally:
+            os.close(descriptor)
 
     def write(self, name: str, data: bytes, replace: bool = True) -> bool:
         """Write an object; False when there was one and replace is False, which stays as it is."""
@@ -69,7 +90,7 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Return whether there is such an object."""
-        return (self.root / name).is_file()
+        return self._stat(name) is not None
 
     def keep(self, name: str) -> bool:
         """Return whether there is such an object, and give it the present time.
@@ -77,6 +98,8 @@ class Folder:
         Another user's file cannot be given one: it is said not to be there, and is written anew.
         """
         with self._write_errors(0), self.sharing():
+            if self._stat(name) is None:
+                return False
             try:
                 os.utime(self.root / name)
             except (FileNotFoundError, NotADirectoryError):
@@ -87,7 +110,7 @@ class Folder:
         return True
 
     def names(self, folder: str) -> Iterator[str]:
-        """Return the names of all objects below a folder, sorted."""
+        """Return the names of all objects below a folder, sorted; also of what is there and no file."""
         for path, folders, files in os.walk(self.root / folder):
             folders.sort()
             for file in sorted(files):
@@ -95,17 +118,13 @@ class Folder:
 
     def age_s(self, name: str) -> float | None:
         """Return how long ago an object was written or kept; None when there is none."""
-        try:
-            return time.time() - (self.root / name).stat().st_mtime
-        except FileNotFoundError:
-            return None
+        found = self._stat(name)
+        return None if found is None else time.time() - found.st_mtime
 
     def size(self, name: str) -> int:
         """Return an object's bytes, 0 when there is none."""
-        try:
-            return (self.root / name).stat().st_size
-        except FileNotFoundError:
-            return 0
+        found = self._stat(name)
+        return 0 if found is None else found.st_size
 
     def remove(self, name: str) -> None:
         """Remove an object, if there is one."""
@@ -137,6 +156,23 @@ class Folder:
             held = exclusive(self._lock)
         with held:
             yield
+
+    def _stat(self, name: str) -> os.stat_result | None:
+        """Return what the file system says of an object; None when there is none, or when it is no regular file."""
+        try:
+            found = (self.root / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                return None
+            raise
+        return found if stat.S_ISREG(found.st_mode) else None
+
+    def _no_file(self, name: str) -> DamagedError:
+        return DamagedError(
+            self.url, name, "is no regular file", "delete it there, then build, pull or push again"
+        )
 
     @property
     def _lock(self) -> pathlib.Path:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Sequence
 
 from ...runtime.errors import InvalidArgumentError, NotFoundError
+from ..places import is_url
 from .local import LocalStore
 from .names import MARKER
 from .signing import PrivateKey, PublicKey
@@ -27,7 +28,7 @@ def open_store(
         another version, NotFoundError when there is none and create is False
     """
     root = pathlib.Path(location).absolute()
-    if "://" in str(location):
+    if isinstance(location, str) and is_url(location, "the store"):
         raise InvalidArgumentError(f"{location} is a URL, wanted is a folder; a RemoteStore takes URLs")
     if root.exists() and not root.is_dir():
         raise InvalidArgumentError(f"{root} is a file, a store is a folder; give another place")

@@ -12,6 +12,7 @@ from ...builder.progress import Progress, no_progress
 from ...runtime.errors import NotFoundError
 from .chunks import Chunk, FileList, dump_list
 from .envelope import Envelope, check_signatures
+from .errors import SignatureError
 from .local import LocalStore
 from .names import chunk_name, list_name, record_name
 from .record import FileRef, Record, Ref
@@ -37,7 +38,10 @@ def push(
         trust refuses (nothing is sent then), DamagedError for what is damaged here
     """
     remote.prepare()
-    ready = {key: _ready(local, remote, key) for key in dict.fromkeys(keys)}
+    members: dict[str, list[str]] = {}
+    for (_, member), ref in (refs or {}).items():
+        members.setdefault(ref.key, []).append(member)
+    ready = {key: _ready(local, remote, key, members.get(key, ())) for key in dict.fromkeys(keys)}
     named = {place: _signed(local, remote, *place, ref) for place, ref in (refs or {}).items()}
     there = {key: _there(remote, key) for key in ready}
     lists = _lists(local, ready, there)
@@ -54,15 +58,28 @@ def push(
     return count(num_records, len(lacking), chunks, sent)
 
 
-def _ready(local: LocalStore, remote: Store, key: str) -> tuple[Record, Envelope]:
-    """Return a record that is to be pushed, signed if it is ours, and checked against what the other side trusts."""
+def _ready(local: LocalStore, remote: Store, key: str, members: Sequence[str]) -> tuple[Record, Envelope]:
+    """Return a record that is to be pushed, signed if it is ours, and checked against what the other side trusts.
+
+    members : who has it; errors name them
+    """
     envelope = local.envelope(key)
     if envelope is None:
         raise NotFoundError(f"{local.url} has no record {key}; build it here, or pull it first")
     record = local.open_envelope(key, envelope)
     if local.key is not None and local.is_built_here(envelope):
         envelope = envelope.signed(local.key)
-    check_signatures(envelope, remote.trust, f"{local.url}: {record_name(key)}")
+    try:
+        check_signatures(envelope, remote.trust, f"{local.url}: {record_name(key)}")
+    except SignatureError as error:
+        whose = f"{', '.join(members)}: " if members else ""
+        if not local.is_built_here(envelope):
+            raise SignatureError(f"{whose}{error}") from None
+        given = "no" if local.key is None else "another"
+        raise SignatureError(
+            f"{whose}{remote.url} takes what a key under trust has signed, and {given} key is given; give --sign-key "
+            f"KEY.pem, or set PLANSMITH_SIGNING_KEY ({error})"
+        ) from None
     return record, envelope
 
 

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..places import is_url
 from .folder import Folder
 from .objects import Objects
 from .remote_objects import RemoteObjects
@@ -16,8 +17,10 @@ from .store import Store
 class RemoteStore(Store):
     """A store behind any URL that fsspec has a driver for: s3://, gs://, abfs://, sftp://, file://, memory://.
 
+    url     : a folder's path is taken for the file:// URL of it
     options : for the driver, such as {"endpoint_url": ...} or {"anon": True} of s3
-    raises  : UnsupportedError when the driver is not installed, InvalidArgumentError when this is no URL
+    raises  : UnsupportedError when the driver is not installed, InvalidArgumentError when this is nearly a URL, or
+              one that no driver knows
     """
 
     def __init__(
@@ -33,6 +36,8 @@ class RemoteStore(Store):
 
 def _objects(url: str, options: dict[str, Any]) -> Objects:
     """Return what reaches a URL. Folders of this machine are flushed and locked, which fsspec's driver does not."""
+    if not is_url(url, "the remote store"):
+        return Folder(pathlib.Path(url).expanduser().absolute())
     for prefix in ("file://", "local://"):
         if url.startswith(prefix):
             folder = Folder(pathlib.Path(url.removeprefix(prefix)).absolute())

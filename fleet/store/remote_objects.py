@@ -78,8 +78,11 @@ class RemoteObjects:
             self._fs.invalidate_cache()
             try:
                 found = self._fs.find(self._path(folder))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _check_absent(error)
                 found = []
+            if not found:
+                self._check_listed(folder)
         start = len(self._path("")) + 1
         yield from sorted(path[start:] for path in found)
 
@@ -88,7 +91,8 @@ class RemoteObjects:
         with self._errors("asking the age of", name):
             try:
                 written = self._fs.modified(self._path(name))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _check_absent(error)
                 return None
             except NotImplementedError:
                 raise UnsupportedError(
@@ -119,7 +123,8 @@ class RemoteObjects:
             self._fs.invalidate_cache()
             try:
                 found = self._fs.ls(self._path(""), detail=False)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                _check_absent(error)
                 return []
         names = sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found)
         return [name for name in names if name not in BEFORE_MARKER][:3]
@@ -130,7 +135,8 @@ class RemoteObjects:
             self._fs.invalidate_cache()
             try:
                 found = self._fs.ls(self._path(TRASH), detail=False)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                _check_absent(error)
                 return []
         stamps = (path.rstrip("/").rsplit("/", 1)[-1] for path in found)
         return [f"{TRASH}/{stamp}" for stamp in sorted(stamps) if re.fullmatch(r"\d{8}T\d{6}Z", stamp)]
@@ -149,21 +155,37 @@ class RemoteObjects:
         with self._errors("reading", name):
             try:
                 data: bytes = self._fs.cat_file(self._path(name), start=0, end=limit + 1)
-            except (FileNotFoundError, IsADirectoryError):
+            except (FileNotFoundError, IsADirectoryError) as error:
+                _check_absent(error)
                 return None
             except Exception:
                 # An empty object has no first byte to ask for, which some servers refuse.
-                if self._fs.size(self._path(name)) != 0:
+                if not self._is_empty(name):
                     raise
                 return b""
         return data
+
+    def _is_empty(self, name: str) -> bool:
+        """Return whether a driver says that an object has no bytes; False where it says nothing."""
+        try:
+            return bool(self._fs.size(self._path(name)) == 0)
+        except Exception:
+            return False
+
+    def _check_listed(self, folder: str) -> None:
+        """Raise what kept a driver from listing a folder, which its `find` may take for an empty one."""
+        try:
+            self._fs.ls(self._path(folder), detail=False)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            _check_absent(error)
 
     def _info(self, name: str) -> dict[str, Any] | None:
         with self._errors("looking for", name):
             self._fs.invalidate_cache()
             try:
                 info: dict[str, Any] = self._fs.info(self._path(name))
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError) as error:
+                _check_absent(error)
                 return None
         return info if info.get("type") != "directory" else None
 
@@ -216,6 +238,17 @@ class RemoteObjects:
             f"{doing} {name} of {self.url} failed ({type(error).__name__}: {error}); check the address, the network "
             "and your credentials, then run it again: what was sent stays"
         )
+
+
+def _check_absent(error: OSError) -> None:
+    """Raise the cause of an error that says that an object is absent, where it is that nobody could be asked.
+
+    fsspec's driver of http:// says so of every failure. Others have the server's own "not found" as the cause.
+    """
+    cause = error.__cause__
+    failed = isinstance(cause, OSError) and not isinstance(cause, (FileNotFoundError, NotADirectoryError))
+    if cause is not None and (failed or getattr(cause, "status", 404) not in (404, 410)):
+        raise cause
 
 
 def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:

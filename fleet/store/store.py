@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from ...runtime.errors import EngineFileError, InvalidArgumentError, NotFoundError
+from ...runtime.errors import EngineFileError, Error, InvalidArgumentError, NotFoundError
 from . import fields
 from .chunks import Chunk, FileList, load_list
 from .envelope import Envelope, check_signatures, dump_envelope, load_envelope
@@ -83,13 +83,27 @@ class Store:
         envelope = Envelope(dump_record(record))
         return self.put_envelope(record.key, envelope if self.key is None else envelope.signed(self.key))
 
-    def refs(self, fleet: str) -> dict[str, Ref]:
-        """Return the refs of a fleet by member."""
+    def refs(self, fleet: str, damaged: dict[str, Error] | None = None) -> dict[str, Ref]:
+        """Return the refs of a fleet by member.
+
+        damaged : takes the DamagedError of each that cannot be read, by member; None = the first is raised
+        """
         self.check()
         ref_name(fleet, "any")
-        found = (member_of(name) for name in self.objects.names(f"{REFS}/{fleet}"))
-        refs = {member: self.ref(one, member) for one, member in filter(None, found)}
-        return {member: ref for member, ref in refs.items() if ref is not None}
+        refs: dict[str, Ref] = {}
+        for name in self.objects.names(f"{REFS}/{fleet}"):
+            if (found := member_of(name)) is None:
+                continue
+            try:
+                ref = self.ref(*found)
+            except DamagedError as error:
+                if damaged is None:
+                    raise
+                damaged[found[1]] = error
+                continue
+            if ref is not None:
+                refs[found[1]] = ref
+        return refs
 
     def ref(self, fleet: str, member: str) -> Ref | None:
         """Return the ref of a fleet's member, None when there is none; DamagedError when it cannot be read."""

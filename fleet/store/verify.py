@@ -51,7 +51,10 @@ def _chunk(store: Store, name: str) -> Problem | None:
     sha256 = key_of(name)
     if sha256 is None:
         return _unknown(name)
-    data = store.objects.read(name, limit=MAX_READ_BYTES)
+    try:
+        data = store.objects.read(name, limit=MAX_READ_BYTES)
+    except DamagedError as error:
+        return Problem(error.name, error.what, error.fix)
     if data is None or hashlib.sha256(data).hexdigest() == sha256:  # None: collected since it was listed
         return None
     return Problem(name, f"has {len(data)} bytes with another sha256 than its name says", store.fix)

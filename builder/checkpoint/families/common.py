@@ -130,7 +130,7 @@ def rope_dict(config: Config, value: Any) -> dict[str, Any]:
 
 def layer_types(config: Config, default: Callable[[int], str]) -> list[str]:
     """Return `layer_types`, or default(layer) for each layer where it is absent or null."""
-    count = config.integer("num_hidden_layers", high=1 << 16)
+    count = config.num_layers()
     value = config.raw("layer_types")
     if value is None:
         return [default(n) for n in range(count)]
@@ -186,7 +186,7 @@ def decoder_spec(
         vocab_size=vocab,
         hidden_size=config.integer("hidden_size"),
         intermediate_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers", high=1 << 16),
+        num_layers=config.num_layers(),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size,

@@ -10,7 +10,7 @@ from .common import Family, decoder_spec, flat_rope, layers, plain_parts
 def _read(config: Config, family: Family, max_seq_len: int) -> DecoderSpec:
     window = config.optional_integer("sliding_window")
     kind = "full_attention" if window is None else "sliding_attention"
-    types = [kind] * config.integer("num_hidden_layers", high=1 << 16)
+    types = [kind] * config.num_layers()
     if config.raw("layer_types") not in (None, types):
         raise config.error(
             f"layer_types is not {kind!r} for every layer, as models of type 'mistral' have it; "

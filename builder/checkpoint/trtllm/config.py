@@ -150,7 +150,7 @@ def _common(config: Config, family: Family, names: Collection[str]) -> dict[str,
     """Return the fields of every family."""
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads", high=1 << 16)
-    layers = config.integer("num_hidden_layers", high=1 << 16)
+    layers = config.num_layers()
     head_size = config.optional_integer("head_size", high=4097)
     if head_size is None and hidden % heads:
         raise config.error(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from pathlib import Path
 
 import pytest
-from plansmith.fleet.store import LocalStore, Record, Ref, open_store, verify
+from plansmith.fleet.store import DamagedError, LocalStore, Record, Ref, open_store, verify
 from plansmith.fleet.store.chunks import MAX_BYTES, MIN_BYTES
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError, NotFoundError
 from stores import noise, put, read_back, sha256, write_files
@@ -110,6 +111,9 @@ def test_records_that_cannot_be(tmp_path: Path) -> None:
         ({"files": (ref, type(ref)("plan/x/y", 1, ref.sha256, 0o644))}, "has plan as a file and as a folder"),
         ({"files": (absent,)}, "add a record's files first"),
         ({"files": (type(ref)("../plan", 1, ref.sha256, 0o644),)}, "is no path of a file"),
+        ({"files": (type(ref)("plan", 1, ref.sha256, 0o044),)}, "has the mode 0044.*chmod"),
+        ({"kind": "a\nb"}, "is of the kind"),
+        ({"inputs": {"x": "\x1b[31m"}}, "has the input 'x' .*, which is not printable"),
         ({"content": {"x": float("nan")}}, "cannot be written as JSON"),
         ({"content": {"x": b"bytes"}}, "cannot be written as JSON"),
         ({"content": {"x": "\ud800"}}, "cannot be written as JSON"),
@@ -177,6 +181,14 @@ def test_refs(tmp_path: Path) -> None:
     for fleet, member in (("..", "x"), ("chat", "a/../b"), ("chat", ""), ("a/b", "x"), ("chat", "a b")):
         with pytest.raises(InvalidArgumentError, match="name no member"):
             store.set_ref(fleet, member, Ref.now(one))
+
+
+def test_a_ref_has_a_time_in_one_form(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    key = put(store, tmp_path, "a", {"plan": b"x"}).key
+    with pytest.raises(InvalidArgumentError, match="'yesterday' is no time of a ref"):
+        store.set_ref("chat", "a", Ref(key, "yesterday"))
+    assert store.refs("chat") == {}
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
@@ -287,6 +299,52 @@ def test_extracting_what_is_damaged(tmp_path: Path, damage: str) -> None:
     ):  # what is not whole is mended by adding it again; what is altered has to be deleted first
         put(store, tmp_path, "a", {"plan": noise(1, 2_000_000), "log": b"log"})
         assert verify(store) == []
+
+
+def make_other(path: Path, kind: str) -> None:
+    """Put something in place of a file that is no file; opening or reading it may never end."""
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "link to a pipe":
+            os.mkfifo(path.parent.parent.parent / "pipe")
+            path.symlink_to(path.parent.parent.parent / "pipe")
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "socket":
+            path.symlink_to("socket")
+            here = Path.cwd()
+            os.chdir(path.parent)  # a socket's path has room for 107 bytes
+            try:
+                socket.socket(socket.AF_UNIX).bind("socket")
+            finally:
+                os.chdir(here)
+        case "circle":
+            path.symlink_to(path.name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "socket", "circle"])
+@pytest.mark.parametrize("folder", ["chunks", "files", "records", "refs"])
+def test_what_is_no_file_is_refused(tmp_path: Path, folder: str, kind: str) -> None:
+    store = open_store(tmp_path / "store")
+    key = put(store, tmp_path, "a", {"plan": b"x"}).key
+    store.set_ref("chat", "a", Ref.now(key))
+    path = next(path for path in (store.root / folder).rglob("*") if path.is_file())
+    name = path.relative_to(store.root).as_posix()
+    make_other(path, kind)
+    with pytest.raises(DamagedError, match=f"{name} is no regular file; delete it"):
+        store.objects.read(name)
+    assert (store.objects.has(name), store.objects.keep(name)) == (False, False)
+    assert (store.objects.size(name), store.objects.age_s(name)) == (0, None)
+    assert list(store.objects.names(folder))  # a collection removes what nothing needs, whatever it is
+    with pytest.raises(DamagedError, match=name):
+        store.refs("chat") if folder == "refs" else read_back(store, key, tmp_path / "out")
+    if folder != "refs":
+        put(store, tmp_path, "a", {"plan": b"x"})
+    store.set_ref("chat", "a", Ref.now(key))
+    assert read_back(store, key, tmp_path / "out") == {"plan": b"x"}
 
 
 def test_a_list_of_other_chunks(tmp_path: Path) -> None:

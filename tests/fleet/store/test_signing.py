@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from plansmith.fleet.store import (
+    DamagedError,
     PrivateKey,
     PublicKey,
     Ref,
@@ -215,6 +216,10 @@ def test_broken_envelopes(tmp_path: Path, changes: dict[str, Any], words: str) -
         ({"predicate": []}, "has no object 'predicate'"),
         ({"subject": [1]}, "has a subject that is no object"),
         ({"subject": [{"name": "a"}]}, "has no object 'annotations'"),
+        ({"_type": "x" * 1000}, r"has _type 'x{80}'\.\.\., wanted"),
+        ({"more": 10**400}, "is no JSON .a number of 401 digits"),
+        ({"more": float("nan")}, "is no JSON .NaN is no number"),
+        ({"more": ["\ud800"]}, "has text that is not UTF-8"),
     ],
 )
 def test_broken_statements(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -234,7 +239,12 @@ def test_broken_statements(tmp_path: Path, changes: dict[str, Any], words: str) 
         ("/etc/passwd", 1, "0644", "a" * 64, "names a file that cannot be"),
         ("plan", -1, "0644", "a" * 64, "has no whole number 'size'"),
         ("plan", True, "0644", "a" * 64, "has no whole number 'size'"),
+        ("plan", 10**400, "0644", "a" * 64, "a number of 401 digits"),
         ("plan", 1, "4755", "a" * 64, "has the mode '4755'"),
+        ("plan", 1, "0000", "a" * 64, "has the mode '0000', wanted is one of 0400 to 0777"),
+        ("plan", 1, "0377", "a" * 64, "has the mode '0377'"),
+        ("plan", 1, "0" * 999, "a" * 64, r"has the mode '0{80}'\.\.\., wanted"),
+        ("plan", 1, "0644", "\x1b[31m", "has sha256 .*, which is not printable"),
         ("plan", 1, "0644", "../x", "which is no sha256"),
         ("x" * 256, 1, "0644", "a" * 64, "names a file that cannot be"),
     ],
@@ -250,6 +260,43 @@ def test_broken_subjects(tmp_path: Path, name: str, size: object, mode: str, dig
     edit(path, payload=base64.b64encode(json.dumps(statement).encode()).decode())
     with pytest.raises(EngineFileError, match=words):
         store.record(key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"key": "0"}, "names the key '0', which is no sha256"),
+        ({"key": "\x1b[31m"}, r"has key '\\x1b\[31m', which is not printable"),
+        ({"kind": "\x1b[31m"}, r"has kind '\\x1b\[31m', which is not printable"),
+        ({"inputs": {"\x1b]0;t\x07": "x"}}, r"has the input '\\x1b\]0;t\\x07' 'x', which is not printable"),
+        ({"inputs": {"x": "a\nb"}}, r"has the input 'x' 'a\\nb', which is not printable"),
+        ({"inputs": {"x": "\u202e"}}, r"has the input 'x' '\\u202e', which is not printable"),
+        ({"inputs": {"x": "\ud800"}}, "has text that is not UTF-8"),
+    ],
+)
+def test_what_a_record_shows_is_printable(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    store = open_store(tmp_path / "store")
+    key = put(store, tmp_path, "a", {"plan": b"x"}).key
+    path = store.root / "records" / f"{key}.json"
+    statement = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
+    statement["predicate"] |= changes
+    edit(path, payload=base64.b64encode(json.dumps(statement).encode()).decode())
+    with pytest.raises(DamagedError, match=words) as caught:
+        store.record(key)
+    assert str(caught.value).isprintable()
+
+
+def test_a_terminal_obeys_nothing_of_what_has_lines(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    content = {"error": "one\n\ttwo\x1b[31m", "lines": [{"\x9b2J": "\x07"}, 1, None]}
+    key = put(store, tmp_path, "a", {"plan": b"x"}, content=content, provenance={"tool": "\x7f\r"}).key
+    record = store.record(key)
+    assert record is not None
+    assert record.content == {
+        "error": "one\n\ttwo\ufffd[31m",
+        "lines": [{"\ufffd2J": "\ufffd"}, 1, None],
+    }
+    assert record.provenance == {"tool": "\ufffd\ufffd"}
 
 
 def test_a_store_that_trusts_keys_takes_nothing_else(tmp_path: Path) -> None:
@@ -321,6 +368,12 @@ def test_a_push_without_the_key_leaves_refs_alone(tmp_path: Path) -> None:
         ({"signatures": [{"keyid": "x", "sig": "%"}]}, "is no base64"),
         ({"key": "x"}, "which is no sha256"),
         ({"time": 1}, "has no text 'time'"),
+        ({"time": "\x1b[31mPWN\x1b]0;t\x07"}, r"has time '\\x1b\[31mPWN.*', which is not printable"),
+        ({"time": "\x1b[31m\ud800" + "9" * 1000}, "has text that is not UTF-8"),
+        ({"time": "2026-01-31"}, "has the time '2026-01-31', wanted is one such as"),
+        ({"time": "2026-1-31T12:00:00Z"}, "has the time"),
+        ({"time": "2026-02-31T12:00:00Z"}, "has the time"),
+        ({"time": "9" * 1000}, r"has the time '9{80}'\.\.\., wanted"),
     ],
 )
 def test_broken_refs(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -328,8 +381,9 @@ def test_broken_refs(tmp_path: Path, changes: dict[str, Any], words: str) -> Non
     store = open_store(tmp_path / "store", key=private)
     store.set_ref("chat", "a", Ref.now(put(store, tmp_path, "a", {"plan": b"x"}).key))
     edit(store.root / "refs/chat/a.json", **changes)
-    with pytest.raises(EngineFileError, match=f"refs/chat/a.json .*{words}"):
+    with pytest.raises(EngineFileError, match=f"refs/chat/a.json .*{words}") as caught:
         store.refs("chat")
+    assert str(caught.value).isprintable()
 
 
 def test_what_was_made_here_needs_no_signature_where_nobody_else_writes(tmp_path: Path) -> None:

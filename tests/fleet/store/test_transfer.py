@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import http.server
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +27,8 @@ from plansmith.fleet.store import (
     push,
     verify,
 )
-from plansmith.runtime.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from plansmith.fleet.store.names import chunk_name
+from plansmith.runtime.errors import Error, InvalidArgumentError, NotFoundError, UnsupportedError
 from stores import PlainFileSystem, noise, put, read_back, remotes, set_raw, sha256
 
 KINDS = ["file", "plain", "memory"]
@@ -250,6 +253,44 @@ def test_a_network_that_fails(in_memory: Path) -> None:
     with pytest.raises(RemoteError, match=r"writing .* failed .ConnectionResetError.*run it again"):
         push(local, remote, [key])
     assert [path for path in (in_memory / "remote").rglob("*") if path.is_file()] == []
+
+
+def test_a_server_that_is_not_there(in_memory: Path) -> None:
+    pytest.importorskip("aiohttp", reason="the driver of http:// needs it")
+    with socket.socket() as taken:  # bound and not listening: nobody answers
+        taken.bind(("127.0.0.1", 0))
+        remote = RemoteStore(f"http://127.0.0.1:{taken.getsockname()[1]}/store")
+        for ask in (
+            lambda: remote.record(sha256("a")),
+            lambda: remote.refs("chat"),
+            lambda: remote.objects.has("plansmith-store.json"),
+            lambda: remote.objects.size("plansmith-store.json"),
+            lambda: list(remote.objects.names("refs")),
+        ):
+            with pytest.raises(RemoteError, match=r"of http://.* failed .*Cannot connect.*check the address"):
+                ask()
+
+
+@pytest.mark.timeout(60)
+def test_pipes_in_a_folder_that_is_pulled_from(in_memory: Path) -> None:
+    remote, local = RemoteStore(f"file://{in_memory}/remote"), open_store(in_memory / "local")
+    keys = [put(local, in_memory, name, {"plan": noise(n, 200_000)}).key for n, name in enumerate("abc")]
+    push(local, remote, keys)
+    record, made = f"records/{keys[0]}.json", local.record(keys[1])
+    assert made is not None
+    listed = remote.file_list(made.files[0].sha256)
+    assert listed is not None
+    chunk = chunk_name(listed.chunks[0].sha256)
+    for name in (record, chunk):
+        (in_memory / "remote" / name).unlink()
+        os.mkfifo(in_memory / "remote" / name)
+    other = open_store(in_memory / "other")
+    failed: dict[str, Error] = {}
+    assert pull(remote, other, keys, failed=failed).records == 1
+    assert list(failed) == keys[:2]
+    assert f"{record} is no regular file" in str(failed[keys[0]])
+    assert f"{chunk} is no regular file" in str(failed[keys[1]])
+    assert {problem.name for problem in verify(remote)} >= {record, chunk}
 
 
 class Bucketless(PlainFileSystem):
