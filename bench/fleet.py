@@ -7,7 +7,8 @@
   several rounds.
 - unchanged: a fleet of two models and four targets built again, cold and warm in the file cache's eyes alike.
 - memory: the most that the build held, beside what was predicted and the budget it was given.
-- bytes: two builds into two stores, compared file by file.
+- gates: the same of measuring a gate alone.
+- bytes: two builds into two stores, compared file by file, with PLANSMITH_REPRODUCIBLE=1.
 
 Run it on a quiet machine: the compilers keep every core busy.
 """
@@ -165,8 +166,38 @@ def memory(work: Path, checkpoint: Path, budgets: tuple[str, ...], precision: st
     return results
 
 
+def gates(work: Path, checkpoint: Path) -> list[dict[str, Any]]:
+    """Measure gates of plans that are built; return what was held, beside what was said."""
+    results = []
+    for precision in ("int8", "fp16"):
+        folder = work / f"gate-{precision}"
+        write_fleet(folder, {"model": checkpoint}, ("cpu",), precision)
+        fleet_build(folder)
+        file = folder / "plansmith.yaml"
+        value = json.loads(file.read_text())
+        value["recipes"][precision]["gate"] = "kl<=1"
+        file.write_text(json.dumps(value))
+        plan = [*common.PLANSMITH, "fleet", "plan", "--json", "-f", str(folder)]
+        steps = json.loads(subprocess.run(plan, check=True, capture_output=True, text=True).stdout)["units"]
+        predicted = [step["peak_bytes"] for step in steps if step["action"] == "gate"]
+        seconds, report = fleet_build(folder)
+        held = report["peak_bytes"]
+        results.append(
+            {
+                "precision": precision,
+                "seconds": round(seconds, 1),
+                "peak_bytes": held,
+                "predicted_bytes": predicted,
+            }
+        )
+        print(f"gate of {precision}: held {held / 1e9:.2f} GB, said {predicted[0] / 1e9:.2f} GB", flush=True)
+        shutil.rmtree(folder)
+    return results
+
+
 def same_bytes(work: Path, checkpoint: Path) -> dict[str, Any]:
-    """Build the same fleet into two stores; return which plans differ."""
+    """Build the same fleet into two stores with PLANSMITH_REPRODUCIBLE=1; return which plans differ."""
+    os.environ["PLANSMITH_REPRODUCIBLE"] = "1"
     found: list[dict[str, str]] = []
     for name in ("one", "another_place_with_a_longer_name"):
         folder = work / name
@@ -176,6 +207,7 @@ def same_bytes(work: Path, checkpoint: Path) -> dict[str, Any]:
         sums = {str(path.relative_to(folder / "engines")): _sha256(path) for path in plans}
         found.append(sums)
         shutil.rmtree(folder)
+    del os.environ["PLANSMITH_REPRODUCIBLE"]
     return {
         "plans": found[0],
         "differing": sorted(dict(found[0].items() ^ found[1].items())),
@@ -195,7 +227,9 @@ def main() -> None:
     parser.add_argument("--compilers", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "bench-fleet")
-    parser.add_argument("--stage", action="append", choices=("overhead", "unchanged", "memory", "bytes"))
+    parser.add_argument(
+        "--stage", action="append", choices=("overhead", "unchanged", "memory", "gates", "bytes")
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.compilers:
@@ -210,6 +244,7 @@ def main() -> None:
         "overhead": lambda: overhead(args.work, smol, "fp16", args.rounds),
         "unchanged": lambda: unchanged(args.work, {"smollm2": smol, "deep": deep}, args.rounds),
         "memory": lambda: memory(args.work, smol, ("2GB", "3GB", "6GB"), "fp16"),
+        "gates": lambda: gates(args.work, smol),
         "bytes": lambda: same_bytes(args.work, smol),
     }
     chosen = args.stage or list(stages)

@@ -28,13 +28,14 @@ def scratch_directory(what: str, place: Path | None = None) -> Iterator[Path]:
     place = Path(tempfile.gettempdir()) if place is None else place
     place.mkdir(parents=True, exist_ok=True)
     _remove_left(place)
-    with tempfile.TemporaryDirectory(
-        prefix=f"{PREFIX}{what}-", dir=place, ignore_cleanup_errors=True
-    ) as folder:
-        descriptor = os.open(Path(folder) / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-", dir=place))
+    descriptor = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield Path(folder)
+            _remove(folder)
         finally:
             os.close(descriptor)
 
@@ -53,6 +54,16 @@ def _remove_if_left(marker: Path) -> None:
     descriptor = os.open(marker, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(marker.parent, ignore_errors=True)
+        _remove(marker.parent)
     finally:
         os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a directory, its marker last: whoever is killed meanwhile leaves what is still known as ours."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != MARKER:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)

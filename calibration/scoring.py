@@ -26,7 +26,7 @@ LogProbs = npt.NDArray[np.float64]
 
 _CPU = Target("cpu", "cpu", ())
 
-_ELEMENTS = 1 << 22  # of float64 logits worked on at a time
+MAX_SLICE_ELEMENTS = 1 << 22  # of float64 logits worked on at a time
 
 CHUNK_TOKENS = 64  # of a step: enough rows for a product, few enough that R x V logits stay small
 
@@ -182,7 +182,7 @@ def _batch(step: Sequence[_Part], sequences: Sequence[TokenRun], tables: Sequenc
 
 def row_slices(logits: npt.NDArray[Any]) -> Iterator[slice]:
     """Yield slices of the rows (n, V), few enough that float64 copies of them stay small whatever V is."""
-    step = max(1, _ELEMENTS // logits.shape[1])
+    step = max(1, MAX_SLICE_ELEMENTS // logits.shape[1])
     for at in range(0, len(logits), step):
         yield slice(at, at + step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,27 +85,46 @@ def _stores(fleet: Fleet, location: str | None, remote: str | None) -> list[Stor
     from ..fleet.store.remote import RemoteStore
     from ..fleet.store.signing import load_public
 
-    folder, url = store_places(fleet, location, remote)
+    places = store_places(fleet, location, remote)
     trust = [load_public(key) for key in fleet.trust]
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgumentError(f"{folder} is a file, a store is a folder; give another place")
-    if url is None:
-        return [LocalStore(folder, trust)]
-    # Beside a URL only we write into the folder; one that is the fleet's store may be anybody's.
-    return [LocalStore(folder, trust, trusts_own="://" in fleet.store), RemoteStore(url, trust=trust)]
+    if places.folder.exists() and not places.folder.is_dir():
+        raise InvalidArgumentError(f"{places.folder} is a file, a store is a folder; give another place")
+    local = LocalStore(places.folder, trust, trusts_own=places.is_ours)
+    return [local] if places.url is None else [local, RemoteStore(places.url, trust=trust)]
 
 
-def store_places(fleet: Fleet, location: str | None, remote: str | None) -> tuple[Path, str | None]:
-    """Return the folder of a fleet's store on this machine, and the URL of the one that is shared, None without.
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where a fleet's stores lie.
 
-    raises InvalidArgumentError for a URL as the folder
+    folder : of this machine's store
+    url : of the one that is shared; None = there is none
+    is_ours : whether nobody else writes into the folder. One that is the fleet's store may be anybody's
+    """
+
+    folder: Path
+    url: str | None
+    is_ours: bool
+
+
+def store_places(fleet: Fleet, location: str | None, remote: str | None) -> Places:
+    """Return where a fleet's stores lie; location and remote are what --store and --remote say.
+
+    raises InvalidArgumentError for a URL as the folder, and for what is nearly a URL
     """
     from ..fleet.fleet_file import DEFAULT_STORE
+    from ..fleet.places import is_url
 
-    if location is not None and "://" in location:
+    if location is not None and is_url(location, "--store"):
         raise InvalidArgumentError(
             f"--store {location} is a URL, and what is built is kept in a folder first; give --remote {location}"
         )
-    is_url = "://" in fleet.store
-    folder = location or (str(fleet.path.parent / DEFAULT_STORE) if is_url else fleet.store)
-    return Path(folder).expanduser().absolute(), remote or (fleet.store if is_url else None)
+    if remote is not None:
+        is_url(remote, "--remote")
+    default = str(fleet.path.parent / DEFAULT_STORE)
+    shared = fleet.store if "://" in fleet.store else None
+    folder = location or (default if shared is not None else fleet.store)
+    url = remote or shared
+    # Beside a URL only we write into our own folder: the default one, or the one that the command line names.
+    is_ours = url is not None and (location is not None or folder == default)
+    return Places(Path(folder).expanduser().absolute(), url, is_ours)

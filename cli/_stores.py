@@ -72,8 +72,6 @@ def open_stores(
     os.environ.pop(KEY_VARIABLE, None)  # no compiler's process needs to have it
     trust = [load_public(key) for key in fleet.trust]
     key = load_private(sign_key) if sign_key else None
-    folder, url = store_places(fleet, location, remote)
-    # Beside a URL only we write into the folder; one that is the fleet's store may be anybody's.
-    is_ours = "://" in fleet.store
-    local = open_store(folder, trust=trust, trusts_own=is_ours, key=key, create=create)
-    return Stores(local, None if url is None else RemoteStore(url, trust=trust, key=key))
+    places = store_places(fleet, location, remote)
+    local = open_store(places.folder, trust=trust, trusts_own=places.is_ours, key=key, create=create)
+    return Stores(local, None if places.url is None else RemoteStore(places.url, trust=trust, key=key))

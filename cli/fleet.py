@@ -52,7 +52,7 @@ def plan(
         print_json(
             {
                 "fleet": fleet.name,
-                "store": str(store_places(fleet, store, remote)[0]),
+                "store": str(store_places(fleet, store, remote).folder),
                 "units": [step.to_json() for step in steps],
                 "summary": counts,
             }
@@ -91,7 +91,8 @@ def status(
     if as_json:
         print_json(found.to_json())
     else:
-        _print_status(found)
+        gc = "fleet gc" if store_places(fleet, store, remote).url is None else "fleet gc --of-remote"
+        _print_status(found, gc if remote is None else f"{gc} --remote {remote}")
     return 0 if found.is_true else 1
 
 
@@ -147,7 +148,7 @@ def matrix(
     if format_ is Format.GITHUB:
         print(json.dumps(github_matrix(jobs)))  # one line, as a shell takes it
     else:
-        _, url = store_places(fleet, store, remote)
+        url = store_places(fleet, store, remote).url
         # A job that lands on a machine without its GPU has to fail.
         options = ["--complete", *([] if url is None else ["--push", "--no-assemble"])]
         options += [] if remote is None else ["--remote", remote]
@@ -211,14 +212,14 @@ def _where(step: Step) -> str:
     return f"runner {', '.join(step.runner)} ({needs})" if step.where == "runner" else needs
 
 
-def _print_status(found: FleetStatus) -> None:
+def _print_status(found: FleetStatus, gc: str) -> None:
     rows = [(one.name, one.status, one.time, "; ".join(one.why)) for one in found.members]
     _print_rows(("member", "status", "built", "why"), rows)
     for gate in found.gates:
         verdict = {True: "passed", False: "failed", None: "not measured"}[gate.passed]
         print(f"gate of {gate.engine}: {verdict}{_bounds(gate.bounds)}")
     for name in found.orphans:
-        print(f"orphan: {name} is in the store and not in the file; plansmith fleet gc drops it")
+        print(f"orphan: {name} is in the store and not in the file; plansmith {gc} drops it")
     behind = sum(one.status != "current" for one in found.members)
     print(f"{found.fleet}: {len(found.members) - behind} of {len(found.members)} members are current")
 

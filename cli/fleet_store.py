@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,12 +26,17 @@ def push(
     store: StoreFolder = None,
     remote: Remote = None,
     sign_key: SigningKey = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Fail also where some of the units are not built here.")
+    ] = False,
     rehash: Rehash = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Bring the units that are built here to the remote store: what it lacks of them, and nothing else.
 
     With them goes what has to be known of checkpoints that have a revision, so that others plan without their weights.
+    The exit code is 1 where none of the units is built here, unless it was a whole fleet whose checkpoints have a
+    revision.
     """
     from ..fleet.share import push_fleet
 
@@ -43,6 +49,8 @@ def push(
     _print_transfer("pushed", sent, as_json, {"not_built": absent})
     if absent and not as_json:
         print(f"not built here: {', '.join(absent)}")
+    is_nothing = len(absent) == len(units) and (bool(only) or not is_pinned)
+    return 1 if is_nothing or (complete and absent) else 0
 
 
 def pull(
@@ -55,13 +63,22 @@ def pull(
     assemble: Annotated[
         bool, typer.Option("--assemble/--no-assemble", help="Make the engine directories of what is pulled.")
     ] = True,
+    check_hashes: Annotated[
+        bool,
+        typer.Option(
+            "--check-hashes",
+            help="Read the engines that are there already from end to end, and write anew what was altered.",
+        ),
+    ] = False,
     store: StoreFolder = None,
     remote: Remote = None,
     as_json: AsJson = False,
 ) -> int:
-    """Get the fleet's units from the remote store, every byte checked, and assemble their engines.
+    """Get the fleet's units from the remote store, every byte that comes checked, and assemble their engines.
 
-    What the store's refs name is taken, so a machine that serves needs no checkpoints for it.
+    What the store's refs name is taken, so a machine that serves needs no checkpoints for it. An engine that is there
+    already is told by its manifest and the sizes of its files; --check-hashes reads all of it. The exit code is 1
+    where a plan is absent or damaged, which does not stop the engines of the others.
     """
     from ..fleet.fleet_file import read_fleet
     from ..fleet.share import pull_fleet
@@ -72,13 +89,26 @@ def pull(
     stores = open_stores(fleet, store, remote, None, create=True)
     with BuildProgress(quiet=as_json) as progress:
         pulled = pull_fleet(
-            fleet, only or (), stores.local, stores.shared(), assemble=assemble, progress=progress
+            fleet,
+            only or (),
+            stores.local,
+            stores.shared(),
+            assemble=assemble,
+            check_hashes=check_hashes,
+            progress=progress,
         )
-    engines = {"engines": [dataclasses.asdict(one) for one in pulled.engines], "absent": list(pulled.absent)}
-    _print_transfer("pulled", pulled.transferred, as_json, engines)
+    found = {
+        "engines": [dataclasses.asdict(one) for one in pulled.engines],
+        "absent": list(pulled.absent),
+        "damaged": dict(pulled.damaged),
+    }
+    _print_transfer("pulled", pulled.transferred, as_json, found)
     if not as_json:
         _print_engines(pulled.engines, pulled.absent)
-    return 1 if pulled.absent or any(one.status in ("failed", "waiting") for one in pulled.engines) else 0
+    for name, why in pulled.damaged.items():
+        print(f"{name}: {why}", file=sys.stderr)
+    is_short = pulled.absent or pulled.damaged
+    return 1 if is_short or any(one.status in ("failed", "waiting") for one in pulled.engines) else 0
 
 
 def gc(
@@ -120,6 +150,11 @@ def gc(
         print(
             f"{gone.aside} objects ({size_text(gone.aside_bytes)}) are taken aside, and go with a later collection"
         )
+    if gone.waiting:
+        print(
+            f"{gone.waiting} objects ({size_text(gone.waiting_bytes)}) that no record needs are not a day old, and go "
+            "with a collection after that"
+        )
 
 
 def verify(
@@ -127,27 +162,44 @@ def verify(
     of_remote: Annotated[
         bool, typer.Option("--of-remote", help="The remote store instead of the folder here.")
     ] = False,
+    engines: Annotated[
+        bool, typer.Option("--engines", help="Also the engine directories, beside their manifests.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Of --engines: where these are. Default: the file's output."),
+    ] = None,
     store: StoreFolder = None,
     remote: Remote = None,
     as_json: AsJson = False,
 ) -> int:
     """Read a store from end to end, and say of everything in it that is not as it was made what to do about it."""
     from ..fleet.fleet_file import read_fleet
+    from ..fleet.share import verify_engines
     from ..fleet.store.verify import verify as verify_store
 
     fleet = read_fleet(file)
+    if output is not None:
+        fleet = dataclasses.replace(fleet, output=output.absolute())
     # Who looks after the remote store may have no folder yet.
     stores = open_stores(fleet, store, remote, None, create=of_remote)
     where = stores.shared() if of_remote else stores.local
     with BuildProgress(quiet=as_json) as progress:
-        problems = verify_store(where, progress)
+        problems = {where.url: verify_store(where, progress)}
+        if engines:
+            pulls = "run plansmith fleet pull --check-hashes"
+            builds = "delete that engine's directory, then run plansmith fleet build"
+            fix = builds if stores.remote is None else pulls
+            problems[str(fleet.output)] = verify_engines(fleet, fix, progress)
     if as_json:
-        print_json({"store": where.url, "problems": [dataclasses.asdict(one) for one in problems]})
+        told = [[dataclasses.asdict(one) for one in found] for found in problems.values()]
+        print_json({"store": where.url, "problems": told[0], **({"engines": told[1]} if engines else {})})
     else:
-        for one in problems:
-            print(f"{one.name} {one.what}; {one.fix}")
-        print(f"{where.url}: {len(problems) or 'no'} problem{'s' * (len(problems) != 1)}")
-    return 1 if problems else 0
+        for place, found in problems.items():
+            for one in found:
+                print(f"{one.name} {one.what}; {one.fix}")
+            print(f"{place}: {len(found) or 'no'} problem{'s' * (len(found) != 1)}")
+    return 1 if any(problems.values()) else 0
 
 
 def keygen(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,18 +19,19 @@ from ..runtime.manifest_entries import DraftEntry
 from .store.local import LocalStore
 from .store.record import FileRef, Record
 from .stored import manifest_of
+from .unit_build import KeptFiles
 
 # What all units of an engine agree on.
 _SHARED = ("schema_version", "model", "precision", "limits", "tokenizer", "graph_contract")
 
 
 def assemble(
-    records: Sequence[Record], store: LocalStore, out: Path, built: Mapping[str, Path] | None = None
+    records: Sequence[Record], store: LocalStore, out: Path, built: Mapping[str, KeptFiles] | None = None
 ) -> bool:
     """Make the engine directory of some units; return False where it is there already as it would be made.
 
     out : a new or empty directory, or an engine, which is replaced in one step; files that stay the same are kept
-    built : where the files of units lie that were stored just now, by their keys; they get a second name in the engine
+    built : the files of units that were stored just now, by their keys; they are moved where that can be done
 
     raises EngineFileError for units that do not belong together, DamagedError for what the store does not give back as
         it was, and what engine_dir.replacing raises; out is as it was then
@@ -43,14 +46,25 @@ def assemble(
         return _assemble(records, store, out, manifest, built or {})
 
 
-def is_same_disk(folder: Path, out: Path) -> bool:
-    """Return whether files of a folder can get a second name in out, which may not be there yet."""
-    there = next(path for path in (out, *out.parents) if path.exists())
-    return folder.stat().st_dev == there.stat().st_dev
+def can_move(folder: Path, out: Path) -> bool:
+    """Return whether files of a folder can be moved to where out is, or will be; mounts of one disk differ, too."""
+    there = next(path for path in (out, *out.parents) if path.is_dir())
+    new = there / f".plansmith-{uuid.uuid4().hex}"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            os.link(file.name, new)
+        new.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _assemble(
-    records: Sequence[Record], store: LocalStore, out: Path, manifest: Manifest, built: Mapping[str, Path]
+    records: Sequence[Record],
+    store: LocalStore,
+    out: Path,
+    manifest: Manifest,
+    built: Mapping[str, KeptFiles],
 ) -> bool:
     old = _old(out)
     if _is_there(manifest, old):
@@ -59,7 +73,7 @@ def _assemble(
         files = {file.path: file for record in records for file in record.files}
         kept = _carry(files, old, out, work.path)
         for record in records:
-            kept |= _linked(
+            kept |= _moved(
                 [file for file in record.files if file.path not in kept], built.get(record.key), work.path
             )
         missing = [file for path, file in files.items() if path not in kept]
@@ -124,18 +138,15 @@ def _carry(files: Mapping[str, FileRef], old: Manifest | None, out: Path, work: 
     return kept
 
 
-def _linked(files: Sequence[FileRef], folder: Path | None, work: Path) -> set[str]:
-    """Give what was stored just now a second name, without reading it again; return the paths."""
-    linked = set[str]()
-    if folder is None:
-        return linked
-    for file in files:
+def _moved(files: Sequence[FileRef], built: KeptFiles | None, work: Path) -> set[str]:
+    """Move what was stored just now, without reading it again; return the paths."""
+    moved = set[str]()
+    for file in files if built is not None else ():
         new = work / file.path
         new.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # what has no room, or no links, comes out of the store
-            os.link(folder / file.path, new)
-            linked.add(file.path)
-    return linked
+        if built is not None and built.move(file.path, new):
+            moved.add(file.path)
+    return moved
 
 
 def _report(records: Sequence[Record], manifest: Manifest, out: Path) -> BuildReport:

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..builder.build_key import inputs_key
 from ..builder.checkpoint.hash_cache import HashCache
@@ -15,7 +14,7 @@ from ..builder.progress import Progress, no_progress
 from ..builder.scratch import scratch_directory
 from ..builder.targets.registry import CPU
 from ..runtime.errors import Error
-from .assemble import assemble, is_same_disk
+from .assemble import assemble, can_move
 from .budget import Budget
 from .compare import UnitState, compare
 from .engine_graphs import EngineGraphs
@@ -32,7 +31,7 @@ from .store.pull import pull
 from .store.record import Record
 from .store.store import Store
 from .stored import is_whole
-from .unit_build import BuiltUnit, Workshop, build_unit
+from .unit_build import BuiltUnit, KeptFiles, Workshop, build_unit
 from .units import Unit
 
 
@@ -76,7 +75,7 @@ def build_fleet(
             options.hashes,
             EngineGraphs(scratch / "graphs", stop),
             options.progress,
-            keeps=options.assemble and is_same_disk(scratch, fleet.output),
+            keeps=options.assemble and can_move(scratch, fleet.output),
         )
         run = _Run(fleet, store, options, shop, stop)
         note_facts(fleet, units, store, options.remote if options.push else None)
@@ -102,7 +101,7 @@ class _Run:
         self._shop = shop
         self._stop = stop
         self._records: dict[str, Record] = {}
-        self._folders: dict[str, Path] = {}  # by key, of what was built just now
+        self._kept: dict[str, KeptFiles] = {}  # by key, of what was built just now
         self._in_remote: set[str] = set()
         self._members = MemberRefs(store, options.remote if options.push else None)
         self._gate_errors: dict[str, str] = {}
@@ -200,8 +199,7 @@ class _Run:
                 self._judged(unit, record)
             return record is not None
 
-        # Both models as cpu plans, a few pages of text through each.
-        return Job(unit.engine.name, 2 * unit.weight_bytes, run, lane="gate")
+        return Job(unit.engine.name, unit.gate_bytes, run, lane="gate")
 
     def _judged(self, unit: Unit, record: Record) -> None:
         """Note the verdict on an engine; one that is not passed counts as well, and is told others too."""
@@ -236,8 +234,8 @@ class _Run:
                 )
 
     def _built(self, unit: Unit, built: BuiltUnit) -> None:
-        if built.folder is not None:
-            self._folders[built.record.key] = built.folder
+        if built.kept is not None:
+            self._kept[built.record.key] = built.kept
         seconds = 0.0 if built.report is None else sum(one.seconds for one in built.report.targets.values())
         self._note(unit, "kept" if built.report is None else "built", built.record, seconds=seconds)
 
@@ -271,9 +269,10 @@ class _Run:
             why = f"not built here: {', '.join(waiting)}" if waiting else pulls
             return EngineResult(name, str(path), "waiting", why)
         try:
-            made = assemble(records, self._store, path, self._folders)
+            made = assemble(records, self._store, path, self._kept)
         except Error as error:
-            return EngineResult(name, str(path), "failed", str(error))
+            why = str(error).replace("give another -o", "give another output")
+            return EngineResult(name, str(path), "failed", why)
         left_out = [unit.target.name for unit in units if not self._is_here(unit)]
         why = f"without {', '.join(left_out)}" if left_out else ""
         return EngineResult(name, str(path), "assembled" if made else "kept", why)

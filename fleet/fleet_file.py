@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..builder.precision import PRECISIONS, RECIPES
-from ..builder.targets.registry import Target
+from ..builder.targets.registry import Target, target_names
 from ..runtime.errors import Error, InvalidArgumentError
 from ..sizing.skus import Sku
+from .places import is_url
 from .schema_check import check_schema, nearest, spot_text
 from .sku_targets import resolve
 from .yaml_lines import Document, Spot, read_yaml
@@ -18,6 +19,7 @@ from .yaml_lines import Document, Spot, read_yaml
 FILE_NAME = "plansmith.yaml"
 DEFAULT_STORE = ".plansmith/store"
 DEFAULT_OUTPUT = "engines"
+DEFAULT_RUNNER = "default"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,15 +169,35 @@ class _Reader:
             recipes=recipes,
             skus=skus,
             engines=self._engines(models, recipes, skus),
-            runners={name: _list(labels) for name, labels in top.get("runners", {}).items()},
+            runners=self._runners(skus),
         )
+
+    def _runners(self, skus: Mapping[str, FleetSku]) -> dict[str, tuple[str, ...]]:
+        """Return labels by target; a name that no unit would ever ask for is refused."""
+        given = self._top.get("runners", {})
+        known = dict.fromkeys((DEFAULT_RUNNER, *target_names()))
+        for name in given:
+            if name in skus and name not in known:
+                where, target = self._document.where(("runners", name)), skus[name].target.name
+                raise InvalidArgumentError(
+                    f"{where}: runners has {name!r}, which is an SKU of the fleet; runners go by target, so call it "
+                    f"{target}, or give its labels as skus.{name}.runner"
+                )
+        self._known(given, known, ("runners",), "target")
+        return {name: _list(labels) for name, labels in given.items()}
 
     def _store(self) -> str:
         text = str(self._top.get("store", DEFAULT_STORE))
-        return text if "://" in text else str(self._path(text))
+        return text if is_url(text, f"{self._document.where(('store',))}: store") else str(self._path(text))
 
     def _path(self, text: str) -> Path:
-        return self._folder / Path(text).expanduser()
+        try:
+            return self._folder / Path(text).expanduser()
+        except RuntimeError:
+            raise InvalidArgumentError(
+                f"{self._document.name}: {text!r} begins with the home directory of a user that is not known here; "
+                "give the path itself"
+            ) from None
 
     def _limits(self, value: Mapping[str, Any], spot: Spot) -> GivenLimits:
         """Return the limits that a mapping has."""
@@ -188,7 +210,7 @@ class _Reader:
         spot = ("models", name)
         source = self._source(value, spot, None)
         fields = value if isinstance(value, dict) else {}
-        self._known(fields.get("quantized", {}), recipes, (*spot, "quantized"), "recipe")
+        self._known(fields.get("quantized", {}), recipes, (*spot, "quantized"), "recipe of the fleet")
         quantized = {
             recipe: self._source(one, (*spot, "quantized", recipe), source.tokenizer)
             for recipe, one in fields.get("quantized", {}).items()
@@ -263,7 +285,7 @@ class _Reader:
         for field, known in (("model", models), ("recipe", recipes), ("skus", skus)):
             chosen[field] = _list(fields.get(field, tuple(known)))
             kind = "SKU" if field == "skus" else field
-            self._known(chosen[field], known, (*spot, field), kind)
+            self._known(chosen[field], known, (*spot, field), f"{kind} of the fleet")
         if "name" in fields and len(chosen["model"]) * len(chosen["recipe"]) > 1:
             raise InvalidArgumentError(
                 f"{self._document.where((*spot, 'name'))}: {spot_text(spot)} has one name for several engines; leave "
@@ -281,7 +303,7 @@ class _Reader:
                     (one for one in ((*spot, name), (*spot, idx)) if one in self._document.lines), spot
                 )
                 raise InvalidArgumentError(
-                    f"{self._document.where(inner)}: {spot_text(spot)} has {name!r}, which is no {kind} of the fleet; "
+                    f"{self._document.where(inner)}: {spot_text(spot)} has {name!r}, which is no {kind}; "
                     f"{nearest(name, known)}There are {', '.join(known)}"
                 )
 

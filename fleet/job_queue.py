@@ -128,9 +128,14 @@ class JobQueue:
         return []
 
     def _too_large(self, job: Job) -> OutOfMemoryError:
-        needed = self._base_bytes + job.memory_bytes
+        base, budget = _mb(self._base_bytes), _mb(self._budget.memory_bytes)
+        wanted = _mb(self._base_bytes + job.memory_bytes).replace(" ", "")
         return OutOfMemoryError(
-            f"{job.name} needs about {needed / 1e9:.1f} GB to compile, the budget is "
-            f"{self._budget.memory_bytes / 1e9:.1f} GB; give --memory {-(-needed // 10**9)}GB if this machine has it, "
-            "or build it on a larger one"
+            f"{job.name} needs about {_mb(job.memory_bytes)} beside the {base} that this process holds, the budget is "
+            f"{budget}; give --memory {wanted} if this machine has it, or build it on a larger one"
         )
+
+
+def _mb(num_bytes: int) -> str:
+    """Return megabytes, rounded up; bytes where there is less than one."""
+    return f"{num_bytes} bytes" if num_bytes < 10**6 else f"{-(-num_bytes // 10**6)} MB"

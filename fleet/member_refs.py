@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 
 from ..runtime.errors import EngineFileError
+from ..runtime.manifest_fields import TIME_PATTERN
 from .store.local import LocalStore
 from .store.push import push
 from .store.record import Ref
 from .store.store import Store
+
+
+def member_ref(local: LocalStore, key: str, here: Ref | None) -> Ref:
+    """Return the ref of a member that has a record of this machine's store, with the time when that was built.
+
+    here : what the store here has of the member; None = nothing
+    """
+    if here is not None and here.key == key:
+        return here
+    record = local.readable(key)
+    manifest = None if record is None else record.content.get("manifest")
+    created = manifest.get("created") if isinstance(manifest, Mapping) else None
+    if isinstance(created, str) and re.fullmatch(TIME_PATTERN, created):
+        return Ref(key, created)
+    return Ref.now(key)
 
 
 class MemberRefs:
@@ -30,16 +47,18 @@ class MemberRefs:
             refs = self._refs(self._local, fleet)
             for name, key in keys.items():
                 if name not in refs or refs[name].key != key:
-                    refs[name] = Ref.now(key)
+                    refs[name] = member_ref(self._local, key, None)
                     self._local.set_ref(fleet, name, refs[name])
         if self._remote is not None:
             self._push(self._remote, fleet, keys)
 
     def _push(self, remote: Store, fleet: str, keys: Mapping[str, str]) -> None:
         with self._lock:
-            there = dict(self._refs(remote, fleet))
+            there, here = dict(self._refs(remote, fleet)), dict(self._refs(self._local, fleet))
         new = {
-            name: Ref.now(key) for name, key in keys.items() if not _is_told(remote, fleet, name, key, there)
+            name: member_ref(self._local, key, here.get(name))
+            for name, key in keys.items()
+            if not _is_told(remote, fleet, name, key, there)
         }
         if new:
             refs = {(fleet, name): ref for name, ref in new.items()}

@@ -44,7 +44,9 @@ class Step:
 
     @property
     def peak_bytes(self) -> int:
-        """About the memory that compiling it here takes at its peak; 0 where nothing is compiled here."""
+        """About the memory that the step takes here at its peak, besides this process; 0 where nothing is done here."""
+        if self.action == "gate":
+            return self.unit.gate_bytes
         return self.unit.peak_bytes if (self.action, self.where) == ("build", "here") else 0
 
     def to_json(self) -> dict[str, Any]:

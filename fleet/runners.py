@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .fleet_file import Fleet
+from .fleet_file import DEFAULT_RUNNER, Fleet
 from .units import Unit
-
-DEFAULT = "default"
 
 
 def runner_labels(fleet: Fleet, unit: Unit) -> tuple[str, ...]:
@@ -22,7 +20,7 @@ def runner_labels(fleet: Fleet, unit: Unit) -> tuple[str, ...]:
     for name in _names(unit):
         if name in fleet.runners:
             return fleet.runners[name]
-    return () if needs_gpu(unit) else fleet.runners.get(DEFAULT, ())
+    return () if needs_gpu(unit) else fleet.runners.get(DEFAULT_RUNNER, ())
 
 
 def needs_gpu(unit: Unit) -> bool:

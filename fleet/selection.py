@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .units import Unit
 
 _SHOWN = 12  # names in an error
+_WILD = re.compile(r"[*?\[]")
 
 
 def select(names: Mapping[str, Sequence[str]], only: Sequence[str]) -> set[str]:
@@ -41,10 +42,29 @@ def select(names: Mapping[str, Sequence[str]], only: Sequence[str]) -> set[str]:
 
 def _no_match(pattern: str, names: Mapping[str, Sequence[str]]) -> str:
     known = list(dict.fromkeys([*names, *(one for members in names.values() for one in members)]))
-    near = difflib.get_close_matches(pattern, known, n=1, cutoff=0.6)
-    meant = f"did you mean {near[0]}? " if near else ""
+    near = _near(pattern, known)
+    meant = f"did you mean {near}? " if near else ""
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    if near:  # those that it chooses come first
+        known.sort(key=lambda name: not fnmatch.fnmatchcase(name, near))
     return f"--only {pattern!r} matches no unit and no member; {meant}There are {', '.join(known[:_SHOWN])}{more}"
+
+
+def _near(pattern: str, known: Sequence[str]) -> str:
+    """Return the pattern that was meant, which matches something; "" where none is near.
+
+    Its words are taken for the nearest ones between the slashes of the names; what has * ? [ stays.
+    """
+    whole = difflib.get_close_matches(pattern, known, n=1, cutoff=0.6)
+    if not _WILD.search(pattern):
+        return whole[0] if whole else ""
+    spoken = {part: None for name in known for part in name.split("/")}
+    words = []
+    for word in pattern.lower().split("/"):
+        near = [] if _WILD.search(word) else difflib.get_close_matches(word, spoken, n=1, cutoff=0.6)
+        words.append(near[0] if near else word)
+    meant = "/".join(words)
+    return meant if any(fnmatch.fnmatchcase(name, meant) for name in known) else ""
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -5,15 +5,30 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..runtime.errors import EngineFileError
+from ..runtime.errors import EngineFileError, Error
 from ..runtime.manifest import Manifest, checksum, parse_manifest
 from .store.names import chunk_name, record_name
 from .store.record import Record
 from .store.store import Store
 
 
+def has_its_files(record: Record) -> bool:
+    """Return whether a unit's record names every file of its manifest, and as the manifest has it."""
+    try:
+        entries = manifest_of(record, Path()).all_files()
+    except Error:
+        return False
+    found = {(file.path, file.size, file.sha256) for file in record.files}
+    return all((entry.path, entry.size, entry.sha256) in found for entry in entries)
+
+
 def is_whole(store: Store, record: Record) -> bool:
-    """Return whether every file of a record is in the store, by the sizes of its chunks; contents are not read."""
+    """Return whether a unit's record can be an engine: every file is in the store, by the sizes of its chunks.
+
+    Contents are not read.
+    """
+    if not has_its_files(record):
+        return False
     for sha256 in {file.sha256 for file in record.files}:
         made = store.readable_list(sha256)
         if made is None:

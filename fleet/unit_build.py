@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..runtime.manifest_fields import to_json
 from .engine_graphs import EngineGraphs
 from .store.local import LocalStore
 from .store.record import Record
-from .stored import forget, is_whole
+from .stored import forget, has_its_files, is_whole
 from .units import Unit
 
 UNIT = "unit"
@@ -42,48 +43,83 @@ class Workshop:
     keeps: bool = False
 
 
+class KeptFiles:
+    """Files that are stored and still lie where they were built, each as it was before it was stored."""
+
+    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+        self.folder = folder
+        self._stamps = {path: _stamp(folder / path) for path in paths}
+
+    def move(self, path: str, to: Path) -> bool:
+        """Move a file; False where it is not there as it was, or to is on another disk: the store has it."""
+        try:
+            if _stamp(self.folder / path) != self._stamps[path]:
+                return False
+            (self.folder / path).rename(to)
+        except OSError:
+            return False
+        return True
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    found = path.lstat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+
+
 @dataclasses.dataclass(frozen=True)
 class BuiltUnit:
     """What came of a unit.
 
     report : how its plans were compiled; None = another builder had put it into the store meanwhile
-    folder : where its files lie, of a workshop that keeps them; None = in the store alone
+    kept : its files, of a workshop that keeps them; None = they are in the store alone
     """
 
     record: Record
     report: BuildReport | None
-    folder: Path | None = None
+    kept: KeptFiles | None = None
 
 
 def build_unit(unit: Unit, shop: Workshop, let_go: Callable[[], None] = lambda: None) -> BuiltUnit | None:
     """Return a unit once it is in the store; None while another process is building it.
 
     let_go : called once its compilers have ended; storing what they made takes neither a core nor memory for long
-    raises what build_engine raises, CheckpointError when the checkpoint changes meanwhile, what the store raises
+    raises what build_engine raises, CheckpointError when the checkpoint changes meanwhile, what the store raises, and
+        BuildError for whatever else the file system says
     """
     held = shop.store.lock_unit(unit.key)
     if held is None:
         return None
+    # Units of one key, made of one checkpoint under two names, have a folder each.
+    out = shop.scratch / hashlib.sha256(unit.name.encode()).hexdigest()
+    built: BuiltUnit | None = None
     with held:
-        out, stays = shop.scratch / unit.key, False
         try:
             with shop.graphs.used(unit.engine.name):
                 there = shop.store.readable(unit.key)
                 if there is not None and is_whole(shop.store, there):
                     return BuiltUnit(there, None)
                 if there is not None:
-                    forget(
-                        shop.store, unit.key
-                    )  # what is missing is stored again; the plan may have other bytes
+                    # What is missing is stored again; the plan may have other bytes.
+                    forget(shop.store, unit.key)
                 report = _compile(unit, out, shop)
             let_go()
-            made = _record(unit, out, shop.store)
-            record = shop.store.put_record(made)
-            stays = shop.keeps and record.files == made.files
-            return BuiltUnit(record, report, out if stays else None)
+            built = _stored(unit, out, report, shop)
+            return built
+        except OSError as error:
+            place = "" if error.filename is None else f" ({error.filename})"
+            raise BuildError(
+                f"{unit.name}: {error.strerror or error}{place}; run it again once that is mended"
+            ) from error
         finally:
-            if not stays:
+            if built is None or built.kept is None:
                 shutil.rmtree(out, ignore_errors=True)
+
+
+def _stored(unit: Unit, out: Path, report: BuildReport, shop: Workshop) -> BuiltUnit:
+    files = KeptFiles(out, [path.relative_to(out).as_posix() for path in _files(out)])
+    made = _record(unit, out, shop.store)
+    record = shop.store.put_record(made)
+    return BuiltUnit(record, report, files if shop.keeps and record.files == made.files else None)
 
 
 def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:
@@ -137,7 +173,7 @@ def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
             "is thrown away; run it again once nobody writes there"
         )
     _check_kernels(unit, manifest, out)
-    return Record(
+    record = Record(
         key=unit.key,
         kind=UNIT,
         inputs=dict(unit.inputs),
@@ -145,6 +181,12 @@ def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
         content={"manifest": to_json(manifest), "report": _targets(out)},
         provenance=_provenance(manifest),
     )
+    if not has_its_files(record):
+        raise BuildError(
+            f"{unit.name}: a file below {out} changed before it was stored, so what came of it is thrown away; run it "
+            "again once nobody writes there"
+        )
+    return record
 
 
 def _check_kernels(unit: Unit, manifest: Manifest, out: Path) -> None:

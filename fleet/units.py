@@ -79,6 +79,13 @@ class Unit:
         return max(predicted_peak_bytes(self.target, spec, recipe, self.limits) for recipe in recipes)
 
     @functools.cached_property
+    def gate_bytes(self) -> int:
+        """About the memory that measuring its engine's gate takes at its peak."""
+        from .gate_memory import predicted_gate_bytes
+
+        return predicted_gate_bytes(self)
+
+    @functools.cached_property
     def plan(self) -> BuildPlan:
         """What the builder gets.
 

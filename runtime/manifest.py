@@ -102,6 +102,12 @@ class Manifest(Fields):
         target = None if self.draft is None else self.draft.targets.get(name)
         return () if target is None else target.files
 
+    def all_files(self) -> list[FileEntry]:
+        """Return the files of all targets, of what drafts for them, and of the tokenizer."""
+        entries = [entry for one in self.targets.values() for entry in one.files]
+        drafts = [entry for name in self.targets for entry in self.draft_files(name)]
+        return [*self.tokenizer.files, *entries, *drafts]
+
     def check_files(self, targets: Iterable[str] | None = None, *, hashes: bool = False) -> None:
         """Check that the files are there whole: sizes always, contents too with hashes.
 
@@ -161,7 +167,8 @@ class Manifest(Fields):
 
     def _rebuild(self, name: str | None = None) -> str:
         command = self.build_command(name or ",".join(self.targets))
-        return f"copy the engine again, or rebuild with: {command} --force"
+        again = "copy the engine again (plansmith fleet pull --check-hashes, of a fleet)"
+        return f"{again}, or rebuild with: {command} --force"
 
     def check_file(self, entry: FileEntry, *, hashes: bool, what: str, fix: str = "build it again") -> None:
         """Check one file, as check_files does."""

@@ -60,6 +60,32 @@ def test_what_a_killed_process_left_is_removed_and_what_one_holds_is_not(place: 
         assert not folder.exists()
 
 
+KILLED = """
+import os, shutil, signal
+from plansmith.builder.scratch import scratch_directory
+
+def killed(path, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+with scratch_directory("killed") as folder:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "model.plan").write_bytes(b"x")
+    shutil.rmtree = killed
+"""
+
+
+def test_what_is_killed_while_it_removes_is_removed_later(place: Path) -> None:
+    """Its marker is the last to go."""
+    done = subprocess.run([sys.executable, "-c", KILLED], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = place.iterdir()
+    assert (left / MARKER).is_file() and len(list(left.glob("*/model.plan"))) == 2
+    _age(left)
+    with scratch_directory("next"):
+        assert not left.exists()
+
+
 def test_other_directories_stay(place: Path) -> None:
     users, young = place / "plansmith-my-models", place / "plansmith-eval-young"
     for folder in (users, young):

@@ -73,10 +73,115 @@ def test_pull_without_checkpoints_or_assembling(plansmith: Run, built: TinyFleet
 
 
 def test_what_is_not_built_is_told(plansmith: Run, fleet: TinyFleet) -> None:
+    """A push of nothing fails; one of a part only where all of it was wanted."""
     assert plansmith("fleet", "build", "--only", "a/*").status == 0
     result = plansmith("fleet", "push")
     assert result.status == 0 and "not built here: b/fp16/cpu" in result.out
     assert json.loads(plansmith("fleet", "push", "--json").out)["not_built"] == ["b/fp16/cpu"]
+    assert plansmith("fleet", "push", "--complete").status == 1
+    assert plansmith("fleet", "push", "--complete", "--only", "a/*").status == 0
+    result = plansmith("fleet", "push", "--only", "b/*")
+    assert result.status == 1 and "not built here: b/fp16/cpu" in result.out
+    shutil.rmtree(fleet.folder / ".plansmith/store/records")
+    assert plansmith("fleet", "push").status == 1
+
+
+@pytest.mark.parametrize("url", ["s3//bucket/x", "s3:/bucket/x", "file://shared"])
+def test_nearly_a_url(plansmith: Run, built: TinyFleet, url: str) -> None:
+    """No command makes a folder of it."""
+    before = sorted(built.folder.iterdir())
+    for command in ("build", "plan", "status", "matrix", "push", "pull", "gc", "verify"):
+        for option in ("--remote", "--store"):
+            result = plansmith("fleet", command, option, url)
+            assert result.status == 1 and f"{option} {url} " in result.err, (command, option)
+            assert "did you mean" in result.err
+    assert sorted(built.folder.iterdir()) == before
+
+
+def test_a_folder_as_the_shared_store(plansmith: Run, built: TinyFleet, tmp_path: Path) -> None:
+    assert plansmith("fleet", "push", "--remote", "./s3").status == 0
+    assert plansmith("fleet", "pull", "--remote", "s3", *elsewhere(tmp_path)).status == 0
+    assert (built.folder / "s3/plansmith-store.json").exists()
+
+
+def test_trust_that_comes_later(plansmith: Run, built: TinyFleet, tmp_path: Path) -> None:
+    """Beside a remote store the folder is this machine's own, whoever names that store; a push signs what is in it."""
+    remote = f"file://{tmp_path}/other"
+    public = json.loads(plansmith("fleet", "keygen", "-o", tmp_path / "key.pem", "--json").out)["public_key"]
+    built.edit(f"store: file://{tmp_path}/remote\n", f"trust: ['{public}']\n")
+    result = plansmith("fleet", "push", "--remote", remote)
+    assert result.status == 1 and "a/fp16/cpu" in result.err, result.err
+    assert "no key is given; give --sign-key KEY.pem, or set PLANSMITH_SIGNING_KEY" in result.err
+    result = plansmith("fleet", "push", "--remote", remote, "--sign-key", tmp_path / "key.pem")
+    assert result.status == 0 and result.out.startswith("pushed 2 records"), result.err
+    assert plansmith("fleet", "status", "--remote", remote).status == 0
+    assert (
+        plansmith("fleet", "build", "--remote", remote).status == 0
+    )  # nothing is compiled, for that takes a key
+    assert plansmith("fleet", "pull", "--remote", remote, *elsewhere(tmp_path)).status == 0
+
+
+def test_a_folder_that_others_may_write_to_signs_nothing(
+    plansmith: Run, built: TinyFleet, tmp_path: Path
+) -> None:
+    """A folder that the file names may be anybody's, so what lies there unsigned is not signed by a push."""
+    remote = f"file://{tmp_path}/other"
+    (built.folder / ".plansmith/store").rename(tmp_path / "team")
+    public = json.loads(plansmith("fleet", "keygen", "-o", tmp_path / "key.pem", "--json").out)["public_key"]
+    built.edit(f"store: file://{tmp_path}/remote\n", f"store: {tmp_path}/team\ntrust: ['{public}']\n")
+    words = ("fleet", "push", "--remote", remote, "--sign-key", tmp_path / "key.pem")
+    result = plansmith(*words)
+    assert result.status == 1 and "a/fp16/cpu: " in result.err and "is not signed" in result.err
+    assert f"if nobody does, say so with --store {tmp_path}/team" in result.err
+    assert not (tmp_path / "other/records").exists()
+    assert plansmith(*words, "--store", tmp_path / "team").status == 0
+
+
+def test_an_altered_engine(plansmith: Run, built: TinyFleet) -> None:
+    assert plansmith("fleet", "push").status == 0
+    plan = built.folder / "engines/a-fp16/targets/cpu/model.plan"
+    tamper(plan)
+    result = plansmith("fleet", "verify", "--engines")
+    assert result.status == 1 and f"{plan} was altered" in result.out
+    assert "run plansmith fleet pull --check-hashes" in result.out
+    report = json.loads(plansmith("fleet", "verify", "--engines", "--json").out)
+    assert report["problems"] == [] and [one["name"] for one in report["engines"]] == [str(plan)]
+    assert plansmith("fleet", "verify", "--engines", "-o", "elsewhere").status == 0  # there are none
+    result = plansmith("fleet", "pull", "--check-hashes")
+    assert result.status == 0 and "written anew, for they were altered: targets/cpu/model.plan" in result.out
+    assert plansmith("fleet", "verify", "--engines").status == 0
+    tamper(plan)
+    built.edit(f"store: file://{built.folder.parent}/remote\n", "")
+    result = plansmith("fleet", "verify", "--engines")
+    assert "delete that engine's directory, then run plansmith fleet build" in result.out
+    shutil.rmtree(built.folder / "engines/a-fp16")
+    assert plansmith("fleet", "build").status == 0
+    assert plansmith("fleet", "verify", "--engines").status == 0
+
+
+def test_the_orphan_of_a_shared_store(plansmith: Run, built: TinyFleet, tmp_path: Path) -> None:
+    """What status says drops it does."""
+    assert plansmith("fleet", "push").status == 0
+    built.edit("a: a, b: b", "a: a")
+    result = plansmith("fleet", "status")
+    assert (
+        "orphan: b/fp16/cpu is in the store and not in the file; plansmith fleet gc --of-remote drops it"
+        in result.out
+    )
+    assert plansmith("fleet", "gc", "--of-remote").status == 0
+    assert "orphan" not in plansmith("fleet", "status").out
+    built.edit(f"store: file://{tmp_path}/remote\n", "")
+    assert "plansmith fleet gc drops it" in plansmith("fleet", "status").out
+    assert plansmith("fleet", "gc").status == 0
+    assert "orphan" not in plansmith("fleet", "status").out
+
+
+def test_an_orphan_of_another_remote(plansmith: Run, built: TinyFleet, tmp_path: Path) -> None:
+    remote = f"file://{tmp_path}/other"
+    assert plansmith("fleet", "push", "--remote", remote).status == 0
+    built.edit("a: a, b: b", "a: a")
+    result = plansmith("fleet", "status", "--remote", remote)
+    assert f"plansmith fleet gc --of-remote --remote {remote} drops it" in result.out
 
 
 def test_without_a_remote(plansmith: Run, built: TinyFleet) -> None:
@@ -122,7 +227,13 @@ def test_a_tampered_plan(plansmith: Run, built: TinyFleet, remote: Path, tmp_pat
     tamper(chunk)
     result = plansmith("fleet", "pull", *elsewhere(tmp_path))
     assert result.status == 1 and chunk.name in result.err and "was altered" in result.err
-    assert not (tmp_path / "elsewhere/engines").exists()
+    other, spoiled = sorted(result.out.splitlines()[1:], key=lambda line: "failed" in line)
+    name = spoiled.partition(": failed")[0].rpartition("/")[2]
+    assert spoiled.endswith(f"/{name}: failed ({name[0]}/fp16/cpu did not come whole)")
+    assert f"{name[0]}/fp16/cpu: file://" in result.err and other.endswith(": assembled")
+    assert [path.name for path in (tmp_path / "elsewhere/engines").iterdir()] != [name]
+    report = json.loads(plansmith("fleet", "pull", "--json", *elsewhere(tmp_path)).out)
+    assert list(report["damaged"]) == [f"{name[0]}/fp16/cpu"]
     result = plansmith("fleet", "verify", "--of-remote")
     assert result.status == 1 and chunk.name in result.out and "1 problem" in result.out
     assert "delete it there, then push again" in result.out
@@ -157,7 +268,9 @@ def test_signing(
     built.edit("limits:", f"trust: ['{public}']\nlimits:")
     for words in ((), ("--sign-key", tmp_path / "other.pem")):
         result = plansmith("fleet", "push", *words)
-        assert result.status == 1 and "sign" in result.err, words
+        given = "another" if words else "no"
+        assert result.status == 1 and "plansmith: a/fp16/cpu: " in result.err, words
+        assert f"{given} key is given; give --sign-key KEY.pem, or set PLANSMITH_SIGNING_KEY" in result.err
         assert not (remote / "records").exists()
     assert plansmith("fleet", "push", "--sign-key", tmp_path / "missing.pem").status == 1
     monkeypatch.setenv("PLANSMITH_SIGNING_KEY", (tmp_path / "key.pem").read_text())
@@ -221,6 +334,9 @@ def test_gc(plansmith: Run, built: TinyFleet, remote: Path) -> None:
     assert len(names(open_local(built))) == 2
     report = json.loads(plansmith("fleet", "gc", "--keep-days", 0, "--json").out)
     assert (report["forgotten"], report["records"], report["kept_records"]) == (["b/fp16/cpu"], 1, 1)
+    assert report["waiting"] > 0 and report["waiting_bytes"] > 0
+    told = plansmith("fleet", "gc", "--keep-days", 0).out.splitlines()[-1]
+    assert told.startswith(f"{report['waiting']} objects (") and "not a day old" in told
     assert len(names(open_local(built))) == 1
     assert plansmith("fleet", "verify").status == 0
     shutil.rmtree(built.folder / "engines")

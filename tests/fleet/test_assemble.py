@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from plansmith.builder.build import build_engine, plan_build
-from plansmith.fleet.assemble import assemble, is_same_disk
+from plansmith.fleet.assemble import assemble, can_move
 from plansmith.fleet.store import LocalStore
 from plansmith.fleet.store.record import FileRef, Record
 from plansmith.runtime.errors import EngineFileError, InvalidArgumentError
@@ -59,7 +59,7 @@ def test_an_engine_with_drafts_and_kernels_is_that_of_a_build(fleet: TinyFleet, 
 def test_what_was_built_just_now_is_not_read_out_of_the_store(
     tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
-    """Unless the disk has no links, or is another one; the engine is the same."""
+    """Unless the output is on another disk; the engine is the same."""
     extracted: list[str] = []
     extract = LocalStore.extract
 
@@ -72,7 +72,7 @@ def test_what_was_built_just_now_is_not_read_out_of_the_store(
 
     monkeypatch.setattr(LocalStore, "extract", noted)
     if not has_links:
-        monkeypatch.setattr("os.link", refuse)
+        monkeypatch.setattr("os.link", refuse)  # as between two mounts
     made = tiny_fleet(recipes="{fp16: {draft: int4}}", skus="[cpu]")
     assert engines(made.build()) == {"tiny-fp16": "assembled"}
     out = made.folder / "engines/tiny-fp16"
@@ -84,8 +84,42 @@ def test_what_was_built_just_now_is_not_read_out_of_the_store(
 
 
 def test_another_disk_is_told_from_the_stores(tmp_path: Path) -> None:
-    assert is_same_disk(tmp_path, tmp_path / "not" / "there")
-    assert not is_same_disk(tmp_path, Path("/proc/not/there"))
+    assert can_move(tmp_path, tmp_path / "not" / "there")
+    assert not can_move(tmp_path, Path("/proc/not/there"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["bytes", "shorter", "link", "gone"])
+def test_what_changed_since_it_was_stored_comes_out_of_the_store(
+    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    put_record = LocalStore.put_record
+
+    def changed(store: LocalStore, record: Record) -> Record:
+        for path in store.root.glob("work/*/*/targets/cpu/model.plan"):
+            data = path.read_bytes()
+            path.unlink()
+            if change == "link":
+                path.symlink_to("/etc/hostname")
+            elif change != "gone":
+                path.write_bytes(data[:-1] + b"?" if change == "bytes" else data[:-1])
+        return put_record(store, record)
+
+    monkeypatch.setattr(LocalStore, "put_record", changed)
+    made = tiny_fleet(skus="[cpu]")
+    assert engines(made.build()) == {"tiny-fp16": "assembled"}
+    load_manifest(made.folder / "engines/tiny-fp16").check_files(hashes=True)
+
+
+def test_a_checkpoint_under_two_names_makes_two_engines_of_their_own(tiny_fleet: MakeFleet) -> None:
+    """Their unit is one; a write into one engine's files is none into the other's."""
+    made = tiny_fleet({"a": "llama"})
+    (made.folder / "again").symlink_to(made.folder / "a")
+    made.edit("a: a", "a: a, b: again")
+    assert engines(made.build()) == {"a-fp16": "assembled", "b-fp16": "assembled"}
+    plans = [made.folder / f"engines/{name}-fp16/targets/cpu/model.plan" for name in "ab"]
+    assert plans[0].read_bytes() == plans[1].read_bytes()
+    assert plans[0].stat().st_ino != plans[1].stat().st_ino
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import sys
@@ -14,6 +16,7 @@ import pytest
 from plansmith.builder import compile
 from plansmith.fleet.budget import Budget
 from plansmith.fleet.store import LocalStore
+from plansmith.fleet.stored import forget
 from plansmith.runtime.errors import BuildError, CheckpointError, EngineFileError, InvalidArgumentError
 from plansmith.runtime.manifest import load_manifest
 from tiny_fleets import (
@@ -361,6 +364,71 @@ def test_a_graph_waits_for_a_unit_that_another_builder_has(tiny_fleet: MakeFleet
     assert path.exists()
     assert build_unit(unit, shop) is not None
     assert not path.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_what_a_disk_says_while_a_unit_is_stored_fails_that_unit(
+    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The others are built, and the unit with the next run."""
+    add_files, calls = LocalStore.add_files, list[Path]()
+
+    def fails_once(store: LocalStore, root: Path, paths: Any) -> Any:
+        calls.append(root)
+        if len(calls) == 1:
+            raise OSError(number, os.strerror(number), "/a/disk")
+        return add_files(store, root, paths)
+
+    monkeypatch.setattr(LocalStore, "add_files", fails_once)
+    fleet = tiny_fleet(recipes="[fp16, int8]")
+    report = fleet.build(budget=Budget(64 << 30, 1))
+    assert sorted(statuses(report).values()) == ["built", "failed"]
+    (why,) = (text for name, text in report.failures.items() if "/" in name)
+    assert f"{os.strerror(number)} (/a/disk); run it again" in why
+    assert sorted(statuses(fleet.build()).values()) == ["built", "kept"]
+    assert left_behind(fleet.folder) == []
+
+
+@pytest.mark.parametrize("lack", ["files", "one", "manifest", "kind"])
+def test_a_record_that_is_no_engine_is_built_again(tiny_fleet: MakeFleet, lack: str) -> None:
+    """Whoever put it there: kept, it would fail its engine for good."""
+    fleet = tiny_fleet()
+    (unit,) = fleet.units()
+    assert engines(fleet.build()) == {"tiny-fp16": "assembled"}
+    record = fleet.store.record(unit.key)
+    assert record is not None
+    changes: dict[str, dict[str, Any]] = {
+        "files": {"files": ()},
+        "one": {"files": record.files[:-1]},
+        "manifest": {"content": {}},
+        "kind": {"kind": "gate", "content": {}, "files": ()},
+    }
+    forget(fleet.store, unit.key)
+    fleet.store.put_record(dataclasses.replace(record, **changes[lack]))
+    shutil.rmtree(fleet.folder / "engines")
+    report = fleet.build()
+    assert report.failures == {} and engines(report) == {"tiny-fp16": "assembled"}
+    load_manifest(fleet.folder / "engines/tiny-fp16").check_files(hashes=True)
+
+
+def test_a_file_that_changes_before_it_is_stored_is_not(
+    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes would not be those that the manifest tells."""
+    add_files = LocalStore.add_files
+
+    def changed(store: LocalStore, root: Path, paths: Any) -> Any:
+        path = root / "targets/cpu/model.plan"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return add_files(store, root, paths)
+
+    monkeypatch.setattr(LocalStore, "add_files", changed)
+    fleet = tiny_fleet()
+    report = fleet.build()
+    assert "changed before it was stored" in report.failures["tiny/fp16/cpu"]
+    assert names(fleet.store) == []
+    monkeypatch.undo()
+    assert engines(fleet.build()) == {"tiny-fp16": "assembled"}
 
 
 def test_a_unit_larger_than_the_budget(tiny_fleet: MakeFleet, quick_rtx: QuickRtx) -> None:

@@ -210,6 +210,20 @@ skus:
         ("  l4:\n", "  t4: {compiler: tensorrt}\n", 10, ("tensorrt has no sm75",)),
         ("  cpu:\n", "  cpu: {compiler: rtx}\n", 9, ("cpu has a compiler of its own",)),
         ("  l4:\n", "  l4: {runner: []}\n", 10, ("runner is empty",)),
+        ("skus:\n", "store: s3:/bucket/x\nskus:\n", 8, ("s3:/bucket/x", "did you mean s3://bucket/x?")),
+        (
+            "skus:\n",
+            "runners: {sm95: x}\nskus:\n",
+            8,
+            ("'sm95', which is no target", "There are default, cpu, sm75"),
+        ),
+        ("skus:\n", "runners: {defualt: x}\nskus:\n", 8, ("did you mean default?",)),
+        (
+            "skus:\n",
+            "runners:\n  l4: [self-hosted, l4]\nskus:\n",
+            9,
+            ("'l4', which is an SKU of the fleet", "call it sm89, or give its labels as skus.l4.runner"),
+        ),
         ("skus:\n  cpu:\n  l4:\n", "skus: [cpu, l4, cpu]\n", 8, ("an item twice",)),
         ("skus:\n  cpu:\n  l4:\n", "skus: [cpu,\n  l5]\n", 9, ("'l5'",)),
         ("skus:\n", "engines: []\nskus:\n", 8, ("engines is empty",)),
@@ -241,6 +255,12 @@ def test_errors_have_their_line(
     for word in words:
         assert word in text, text
     assert "--" not in text  # there are no options here
+
+
+@pytest.mark.parametrize("field", ["store", "output"])
+def test_the_home_directory_of_nobody(tmp_path: Path, field: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="user that is not known here"):
+        read(tmp_path, BASE.replace("skus:\n", f"{field}: ~nobody-of-that-name/x\nskus:\n"))
 
 
 def test_one_name_for_several_engines(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plansmith.builder.spec import weight_shapes
 from plansmith.calibration import gate
 from plansmith.fleet.budget import Budget
 from plansmith.fleet.gate_check import gates_name, is_verdict_on
+from plansmith.fleet.memory_watch import tree_bytes
+from plansmith.fleet.plan import plan_fleet
 from plansmith.fleet.report import FleetReport
 from plansmith.fleet.share import NOT_JUDGED, collect_fleet, pull_fleet, push_fleet
 from plansmith.fleet.store import RemoteStore, open_store
@@ -59,6 +64,23 @@ def test_a_gate_that_is_passed_is_not_measured_again(tiny_fleet: MakeFleet, meas
     fleet.edit(" kl <= 5 ", "kl<=4")
     assert fleet.build().failures == {}
     assert measured == ["kl<=5", "kl<=4"]
+
+
+def test_a_gates_memory_is_told_and_kept_to(tiny_fleet: MakeFleet, measured: list[str]) -> None:
+    """It is that of two open plans, one of them the original in float32; beyond the budget nothing is measured."""
+    fleet = tiny_fleet()
+    assert fleet.build().failures == {}
+    fleet.edit("[fp16]", GOOD)
+    (unit,) = fleet.units()
+    (step,) = plan_fleet(fleet.fleet, [unit], fleet.store)
+    assert step.action == "gate" and step.peak_bytes == unit.gate_bytes
+    num_weights = sum(math.prod(shape) for shape in weight_shapes(unit.checkpoint.spec).values())
+    assert step.peak_bytes > (4 + 2) * num_weights
+    base = tree_bytes(os.getpid())
+    report = fleet.build(budget=Budget(base + unit.gate_bytes // 2, 1))
+    assert "beside the" in report.failures["tiny-fp16"] and measured == []
+    assert fleet.build(budget=Budget(2 * base + 2 * unit.gate_bytes, 1)).failures == {}
+    assert measured == ["kl<=5"]
 
 
 def test_a_gate_that_is_not_passed_is_no_engine(tiny_fleet: MakeFleet, measured: list[str]) -> None:

@@ -55,6 +55,39 @@ def test_patterns_that_match_nothing(only: tuple[str, ...], words: tuple[str, ..
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("*/l4x", "*/l4"),
+        ("smoll/*", "smol/*"),
+        ("SMOL/*", "smol/*"),
+        ("*/int9/l4*", "*/int8/l4*"),
+        ("smoll/int88/sm8?", "smol/int8/sm8?"),
+        ("smol/int8/l40x", "smol/int8/l40"),
+    ],
+)
+def test_the_pattern_that_was_meant(pattern: str, meant: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        select(NAMES, [pattern])
+    assert f"did you mean {meant}? " in str(error.value)
+    assert select(NAMES, [meant])
+
+
+@pytest.mark.parametrize("pattern", ["xyzzy/*", "*/qqq", "big/int8/*", "[", "smol/fp16*"])
+def test_nothing_was_meant(pattern: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        select(NAMES, [pattern])
+    assert "did you mean" not in str(error.value)
+
+
+def test_the_names_that_were_meant_come_first() -> None:
+    names = {f"m/r/sm{n}": [f"m/r/g{n}"] for n in range(20)} | {"m/r/sm89": ["m/r/l4"]}
+    with pytest.raises(
+        InvalidArgumentError, match=r"did you mean \*/l4\? There are m/r/l4, m/r/sm0, .* and 30 more$"
+    ):
+        select(names, ["*/l4x"])
+
+
 def test_a_long_list_of_names_is_cut() -> None:
     with pytest.raises(InvalidArgumentError, match=r"and 28 more$"):
         select({f"m/r/{n}": [] for n in range(40)}, ["x"])
