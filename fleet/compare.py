@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from ..builder.build_key import inputs_key
-from ..runtime.errors import EngineFileError
+from ..runtime.errors import EngineFileError, Error
 from .changes import Change, explain
 from .units import Unit
 
@@ -48,8 +48,8 @@ class Records(Protocol):
     def record(self, key: str) -> RecordLike | None:
         """Return a record, checked; None = there is none."""
 
-    def refs(self, fleet: str) -> Mapping[str, RefLike]:
-        """Return the refs of a fleet's members."""
+    def refs(self, fleet: str, damaged: dict[str, Error] | None = None) -> Mapping[str, RefLike]:
+        """Return the refs of a fleet's members; damaged takes the errors of those that cannot be read, by member."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,8 @@ def compare(units: Sequence[Unit], store: Records, fleet: str) -> list[UnitState
 
 def orphans(members: Sequence[str], store: Records, fleet: str) -> list[str]:
     """Return the members that the store has a ref of and the fleet no more."""
-    return sorted(set(store.refs(fleet)) - set(members))
+    damaged: dict[str, Error] = {}
+    return sorted((store.refs(fleet, damaged).keys() | damaged.keys()) - set(members))
 
 
 def gate_state(unit: Unit, store: Records) -> GateState | None:
@@ -122,7 +123,8 @@ class _View:
 
     def __init__(self, store: Records, fleet: str) -> None:
         self._store = store
-        self._refs = store.refs(fleet)
+        self._damaged: dict[str, Error] = {}
+        self._refs = store.refs(fleet, self._damaged)
         self._records: dict[str, RecordLike | EngineFileError | None] = {}
 
     def unit(self, unit: Unit) -> UnitState:
@@ -144,6 +146,8 @@ class _View:
 
     def _member(self, name: str, unit: Unit, key: str | None) -> MemberState:
         ref = self._refs.get(name)
+        if ref is None and name in self._damaged:
+            return MemberState(name, "lost", why=(str(self._damaged[name]),))
         if ref is None:
             why = "new" if key is None else "new here, its plan is in the store"
             return MemberState(name, "missing", why=(why,))

@@ -7,26 +7,10 @@ from pathlib import Path
 
 from ..runtime.errors import InvalidArgumentError
 
-_SCHEMES = frozenset(
-    [
-        *(
-            "abfs",
-            "abfss",
-            "adl",
-            "az",
-            "file",
-            "ftp",
-            "gcs",
-            "gs",
-            "hdfs",
-            "http",
-            "https",
-            "local",
-            "memory",
-        ),
-        *("obs", "oci", "oss", "s3", "s3a", "sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
-    ]
-)
+_SCHEMES = {
+    *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "http", "https", "local", "memory"),
+    *("obs", "oci", "oss", "s3", "s3a", "sftp", "smb", "ssh", "tos", "webdav", "webhdfs"),
+}
 # s3:/bucket, s3:bucket, s3//bucket, s3;//bucket
 _NEARLY = re.compile(r"([A-Za-z][A-Za-z0-9+-]+)(:/|:|//|[;,.]//?)([^/].*)", re.DOTALL)
 _FOLDER_SCHEMES = ("file", "local")

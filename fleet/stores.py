@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..runtime.errors import EngineFileError
+from ..runtime.errors import EngineFileError, Error
 from .compare import RecordLike, Records, RefLike
 
 
@@ -27,9 +27,12 @@ class FirstOf:
             raise first
         return None
 
-    def refs(self, fleet: str) -> Mapping[str, RefLike]:
-        """Return the refs of a fleet's members."""
+    def refs(self, fleet: str, damaged: dict[str, Error] | None = None) -> Mapping[str, RefLike]:
+        """Return the refs of a fleet's members; damaged takes the errors of those that no store has a good one of."""
         merged: dict[str, RefLike] = {}
+        wrong: dict[str, Error] | None = None if damaged is None else {}
         for store in reversed(self._stores):
-            merged |= store.refs(fleet)
+            merged |= store.refs(fleet, wrong)
+        if damaged is not None:
+            damaged |= {name: error for name, error in (wrong or {}).items() if name not in merged}
         return merged

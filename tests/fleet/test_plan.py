@@ -17,10 +17,12 @@ from plansmith.fleet.fleet_file import Fleet
 from plansmith.fleet.plan import Step, plan_fleet, summary
 from plansmith.fleet.status import status_of
 from plansmith.fleet.store.local import LocalStore
+from plansmith.fleet.store.names import ref_name
 from plansmith.fleet.store.record import Record, Ref
 from plansmith.fleet.store.signing import load_private, load_public, make_key
+from plansmith.fleet.stores import FirstOf
 from plansmith.fleet.units import Unit, units_of
-from plansmith.runtime.errors import UnsupportedError
+from plansmith.runtime.errors import Error, UnsupportedError
 
 MakeFleet = Callable[..., Fleet]
 
@@ -167,6 +169,19 @@ def test_a_record_that_is_gone_or_damaged(make_fleet: MakeFleet, store: LocalSto
     )
 
 
+def test_a_ref_that_cannot_be_read(make_fleet: MakeFleet, store: LocalStore, tmp_path: Path) -> None:
+    """Its member is lost, and named; the others are what they are, and the next build writes it anew."""
+    fleet = make_fleet()
+    units = units_of(fleet)
+    for unit in units:
+        put(store, unit)
+    (tmp_path / "store" / ref_name(fleet.name, "tiny/fp16/l4")).write_text("{")
+    for stores in (store, FirstOf([store, store])):
+        members = {one.name: one for one in status_of(fleet, units, stores).members}
+        assert {name for name, one in members.items() if one.status != "current"} == {"tiny/fp16/l4"}
+        assert members["tiny/fp16/l4"].status == "lost" and "refs/" in members["tiny/fp16/l4"].why[0]
+
+
 def test_what_nobody_trusted_signed(make_fleet: MakeFleet, tmp_path: Path) -> None:
     ours, theirs = (load_public(make_key(tmp_path / name)) for name in ("ours.pem", "theirs.pem"))
     fleet = make_fleet()
@@ -289,8 +304,8 @@ def test_a_key_is_read_once(
             reads.append(key)
             return store.record(key)
 
-        def refs(self, fleet: str) -> dict[str, Ref]:
-            return store.refs(fleet)
+        def refs(self, fleet: str, damaged: dict[str, Error] | None = None) -> dict[str, Ref]:
+            return store.refs(fleet, damaged)
 
     states = compare(units_of(fleet), Counting(), fleet.name)
     assert {member.status for state in states for member in state.members} == {"current"}
