@@ -192,7 +192,7 @@ bench-build-memory: build  ## the memory of compiles beside what is predicted
 		--output docs/results/build_memory.json
 
 bench-plan-size: build  ## what GPU plans hold beside what is predicted
-	$(PY) bench/plan_size.py
+	$(PY) bench/plan_size.py --output docs/results/plan_size.json
 
 bench-cold-start: build  ## from a process' start to its first token, with cold and warm caches
 	$(PY) bench/cold_start.py

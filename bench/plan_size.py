@@ -77,6 +77,7 @@ def main() -> None:
         if not (folder / "config.json").exists():
             random_checkpoint.write_checkpoint(folder, name, common.demo_checkpoint())
         args.checkpoint.append(folder)
+    args.checkpoint = args.checkpoint or [common.demo_checkpoint()]
     results = []
     for checkpoint in args.checkpoint:
         for target in args.target or ("sm89",):

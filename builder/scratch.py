@@ -29,7 +29,11 @@ def scratch_directory(what: str, place: Path | None = None) -> Iterator[Path]:
     place.mkdir(parents=True, exist_ok=True)
     _remove_left(place)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-", dir=place))
-    descriptor = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
@@ -60,10 +64,15 @@ def _remove_if_left(marker: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a directory, its marker last: whoever is killed meanwhile leaves what is still known as ours."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != MARKER:
-            path.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a directory, its marker last: whoever is killed meanwhile leaves what is still known as ours.
+
+    What cannot be removed stays, and the marker with it.
+    """
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != MARKER:
+                path.unlink(missing_ok=True)
+        if [path.name for path in folder.iterdir()] in ([], [MARKER]):
+            shutil.rmtree(folder, ignore_errors=True)

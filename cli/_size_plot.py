@@ -72,7 +72,10 @@ def size_figure(
     other = f"{load.context} tokens each" if over == "sequences" else f"{load.sequences} at a time"
     axis.set_xlabel(f"sequences ({other})" if over == "sequences" else f"tokens of a sequence ({other})")
     axis.set_ylabel("memory, GB")
-    axis.set_title("of a GPU's free memory the KV cache gets 0.9, so it counts as 1 / 0.9", fontsize=8)
+    share = f"{KV_FRACTION:g}"
+    axis.set_title(
+        f"of a GPU's free memory the KV cache gets {share}, so it counts as 1 / {share}", fontsize=8
+    )
     axis.set_ylim(bottom=0)
     axis.legend(loc="upper left")
     figure.tight_layout()

@@ -75,7 +75,7 @@ def build_fleet(
             options.hashes,
             EngineGraphs(scratch / "graphs", stop),
             options.progress,
-            keeps=options.assemble and can_move(scratch, fleet.output),
+            is_kept=lambda: options.assemble and can_move(scratch, fleet.output),
         )
         run = _Run(fleet, store, options, shop, stop)
         note_facts(fleet, units, store, options.remote if options.push else None)

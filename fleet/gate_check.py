@@ -11,7 +11,7 @@ from ..builder.targets.registry import CPU
 from .absent_checkpoint import require_weights
 from .fleet_file import Fleet, Source
 from .store.record import Record
-from .unit_build import Workshop
+from .unit_build import Workshop, disk_errors
 from .units import Unit
 
 GATE = "gate"
@@ -46,13 +46,13 @@ def measured_gate(unit: Unit, shop: Workshop, cpu_record: Callable[[], Record | 
 
     unit : any of the engine's
     cpu_record : returns the record of the engine's cpu plan; None = it has none, and one is compiled for the time being
-    raises as calibration.gate.try_gate where nothing could be measured
+    raises as calibration.gate.try_gate where nothing could be measured, and BuildError for what the disk says
     """
     key = inputs_key(unit.gate_inputs)
     held = shop.store.lock_unit(key)
     if held is None:
         return None
-    with held:
+    with held, disk_errors(unit.engine.name):
         return shop.store.readable(key) or shop.store.put_record(_measure(unit, key, shop, cpu_record()))
 
 

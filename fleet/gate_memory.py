@@ -20,7 +20,8 @@ _SLICES = 12
 def predicted_gate_bytes(unit: Unit) -> int:
     """Return what measuring the gate of a unit's engine is expected to hold, besides the process that does it.
 
-    The original in float32 and the engine are cpu plans that are open together, with the tokens of one step each.
+    The original in float32 and the engine are cpu plans that are open together, with the tokens of one step each. No
+    weights are read: shapes say it, also those of a quantized checkpoint.
     """
     slice_elements = min(MAX_SLICE_ELEMENTS, CHUNK_TOKENS * unit.checkpoint.spec.vocab_size)
     plans = sum(_plan_bytes(unit, recipe) for recipe in (precision("fp32"), unit.recipe))
@@ -29,8 +30,7 @@ def predicted_gate_bytes(unit: Unit) -> int:
 
 def _plan_bytes(unit: Unit, recipe: Precision) -> int:
     (cpu,) = find_targets([CPU])
-    weights = None if recipe.quantization is None else unit.checkpoint.weights
-    sizes = plan_sizes(unit.checkpoint.spec, recipe, unit.limits, cpu, weights)
+    sizes = plan_sizes(unit.checkpoint.spec, recipe, unit.limits, cpu)
     assert sizes.cpu_plan is not None
     tokens = min(unit.limits.max_seq_len, max(DEFAULT_CONTEXTS)) + CHUNK_TOKENS
     load = CpuLoad(

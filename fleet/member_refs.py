@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Mapping
 
 from ..runtime.errors import EngineFileError
-from ..runtime.manifest_fields import TIME_PATTERN
 from .store.local import LocalStore
 from .store.push import push
-from .store.record import Ref
+from .store.record import Ref, is_time
 from .store.store import Store
 
 
@@ -24,7 +22,7 @@ def member_ref(local: LocalStore, key: str, here: Ref | None) -> Ref:
     record = local.readable(key)
     manifest = None if record is None else record.content.get("manifest")
     created = manifest.get("created") if isinstance(manifest, Mapping) else None
-    if isinstance(created, str) and re.fullmatch(TIME_PATTERN, created):
+    if isinstance(created, str) and is_time(created):
         return Ref(key, created)
     return Ref.now(key)
 
@@ -65,7 +63,10 @@ class MemberRefs:
             push(self._local, remote, [ref.key for ref in new.values()], refs)
 
     def _refs(self, store: Store, fleet: str) -> dict[str, Ref]:
-        return self._seen.setdefault((store.url, fleet), dict(store.refs(fleet)))
+        key = (store.url, fleet)
+        if key not in self._seen:
+            self._seen[key] = store.refs(fleet, {})  # one that cannot be read is written anew
+        return self._seen[key]
 
 
 def _is_told(remote: Store, fleet: str, name: str, key: str, there: Mapping[str, Ref]) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..builder.build_key import inputs_key
 from ..builder.engine_dir import destination
 from ..builder.progress import Progress, no_progress
 from ..runtime.errors import EngineFileError, Error
-from ..runtime.manifest import Manifest, hash_file, load_manifest
+from ..runtime.manifest import hash_file, load_manifest
 from ..runtime.manifest_entries import FileEntry
 from .assemble import assemble as assemble_engine
 from .compare import compare
@@ -211,7 +211,7 @@ def verify_engines(fleet: Fleet, fix: str, progress: Progress = no_progress) -> 
         if not path.exists():
             continue
         try:
-            entries = list(_entries(load_manifest(path)))
+            entries = load_manifest(path).all_files()
         except EngineFileError as error:
             problems.append(Problem(str(path), f"cannot be read ({error})", fix))
             continue
@@ -220,13 +220,6 @@ def verify_engines(fleet: Fleet, fix: str, progress: Progress = no_progress) -> 
                 problems.append(Problem(str(path / entry.path), what, fix))
             progress(engine.name, "verify", done, len(entries))
     return problems
-
-
-def _entries(manifest: Manifest) -> Iterator[FileEntry]:
-    yield from manifest.tokenizer.files
-    for name, target in manifest.targets.items():
-        yield from target.files
-        yield from manifest.draft_files(name)
 
 
 def _what_is_wrong(folder: Path, file: FileRef | FileEntry) -> str:

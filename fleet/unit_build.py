@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Workshop:
     """What the units of one run share.
 
     scratch : a directory on the store's disk; hashes : what says whether a checkpoint changed meanwhile
-    keeps : what was built stays in scratch once it is stored, for whoever assembles engines
+    is_kept : says whether what was built stays in scratch once it is stored, for whoever assembles engines
     """
 
     store: LocalStore
@@ -40,7 +40,7 @@ class Workshop:
     hashes: HashCache
     graphs: EngineGraphs
     progress: Progress
-    keeps: bool = False
+    is_kept: Callable[[], bool] = lambda: False
 
 
 class KeptFiles:
@@ -71,7 +71,7 @@ class BuiltUnit:
     """What came of a unit.
 
     report : how its plans were compiled; None = another builder had put it into the store meanwhile
-    kept : its files, of a workshop that keeps them; None = they are in the store alone
+    kept : its files, where the workshop keeps them; None = they are in the store alone
     """
 
     record: Record
@@ -92,7 +92,7 @@ def build_unit(unit: Unit, shop: Workshop, let_go: Callable[[], None] = lambda: 
     # Units of one key, made of one checkpoint under two names, have a folder each.
     out = shop.scratch / hashlib.sha256(unit.name.encode()).hexdigest()
     built: BuiltUnit | None = None
-    with held:
+    with held, disk_errors(unit.name):
         try:
             with shop.graphs.used(unit.engine.name):
                 there = shop.store.readable(unit.key)
@@ -105,21 +105,28 @@ def build_unit(unit: Unit, shop: Workshop, let_go: Callable[[], None] = lambda: 
             let_go()
             built = _stored(unit, out, report, shop)
             return built
-        except OSError as error:
-            place = "" if error.filename is None else f" ({error.filename})"
-            raise BuildError(
-                f"{unit.name}: {error.strerror or error}{place}; run it again once that is mended"
-            ) from error
         finally:
             if built is None or built.kept is None:
                 shutil.rmtree(out, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disk_errors(name: str) -> Iterator[None]:
+    """Raise BuildError, which names a unit or an engine, for what the file system says meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        place = "" if error.filename is None else f" ({error.filename})"
+        raise BuildError(
+            f"{name}: {error.strerror or error}{place}; run it again once that is mended"
+        ) from error
 
 
 def _stored(unit: Unit, out: Path, report: BuildReport, shop: Workshop) -> BuiltUnit:
     files = KeptFiles(out, [path.relative_to(out).as_posix() for path in _files(out)])
     made = _record(unit, out, shop.store)
     record = shop.store.put_record(made)
-    return BuiltUnit(record, report, files if shop.keeps and record.files == made.files else None)
+    return BuiltUnit(record, report, files if record.files == made.files and shop.is_kept() else None)
 
 
 def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:

@@ -179,7 +179,7 @@ def _load_file(value: Any, refuse: Refuse) -> FileRef:
 
 def dump_ref(ref: Ref) -> bytes:
     """Return the JSON of a ref; InvalidArgumentError for a key or a time that is none."""
-    if not _is_time(ref.time):
+    if not is_time(ref.time):
         raise InvalidArgumentError(f"{quoted(ref.time)} is no time of a ref, such as 2026-01-31T12:00:00Z")
     signatures = {"signatures": dump_signatures(ref.signatures)} if ref.signatures else {}
     return fields.dump({"key": check_key(ref.key), "time": ref.time, **signatures})
@@ -192,13 +192,13 @@ def load_ref(raw: bytes, refuse: Refuse) -> Ref:
     if not is_key(key):
         raise refuse(f"names the key {quoted(key)}, which is no sha256")
     time = fields.text(value, "time", refuse)
-    if not _is_time(time):
+    if not is_time(time):
         raise refuse(f"has the time {quoted(time)}, wanted is one such as 2026-01-31T12:00:00Z")
     signatures = load_signatures(value, refuse) if "signatures" in value else ()
     return Ref(key, time, signatures)
 
 
-def _is_time(text: str) -> bool:
+def is_time(text: str) -> bool:
     """Return whether this is a time in the one form that refs have it in."""
     try:
         return datetime.datetime.strptime(text, _TIME).strftime(_TIME) == text

@@ -273,8 +273,8 @@ class Store:
         found = fields.load(raw, self.refuse(MARKER)).get("format")
         if found != FORMAT:
             raise EngineFileError(
-                f"{self.url} is a store of format {str(found)[:40]}, this plansmith reads format {FORMAT}; use the version "
-                "that made it, or another store"
+                f"{self.url} is a store of format {str(found)[:40]}, this plansmith reads format {FORMAT}; use the "
+                "version that made it, or another store"
             )
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,30 @@ def test_what_is_killed_while_it_removes_is_removed_later(place: Path) -> None:
     _age(left)
     with scratch_directory("next"):
         assert not left.exists()
+
+
+@pytest.mark.parametrize("case", ["gone", "stays"])
+def test_what_cannot_be_removed_ends_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Whatever happened in the block is what is told; what stays is removed by the next who comes."""
+    with pytest.raises(KeyError), scratch_directory("one") as folder:
+        (folder / "model.plan").write_bytes(b"x")
+        if case == "gone":
+            shutil.rmtree(folder)
+        else:
+            monkeypatch.setattr(Path, "unlink", _refuses)
+        raise KeyError
+    monkeypatch.undo()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    if case == "stays":
+        assert {path.name for path in folder.iterdir()} == {MARKER, "model.plan"}
+        _age(folder)
+    with scratch_directory("next"):
+        assert not folder.exists()
+
+
+def _refuses(*_: object, **__: object) -> None:
+    raise OSError("busy")
 
 
 def test_other_directories_stay(place: Path) -> None:

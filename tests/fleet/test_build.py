@@ -422,12 +422,12 @@ def test_a_file_that_changes_before_it_is_stored_is_not(
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         return add_files(store, root, paths)
 
-    monkeypatch.setattr(LocalStore, "add_files", changed)
     fleet = tiny_fleet()
-    report = fleet.build()
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "add_files", changed)
+        report = fleet.build()
     assert "changed before it was stored" in report.failures["tiny/fp16/cpu"]
     assert names(fleet.store) == []
-    monkeypatch.undo()
     assert engines(fleet.build()) == {"tiny-fp16": "assembled"}
 
 

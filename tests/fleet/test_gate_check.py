@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -14,7 +15,6 @@ from plansmith.builder.spec import weight_shapes
 from plansmith.calibration import gate
 from plansmith.fleet.budget import Budget
 from plansmith.fleet.gate_check import gates_name, is_verdict_on
-from plansmith.fleet.memory_watch import tree_bytes
 from plansmith.fleet.plan import plan_fleet
 from plansmith.fleet.report import FleetReport
 from plansmith.fleet.share import NOT_JUDGED, collect_fleet, pull_fleet, push_fleet
@@ -66,7 +66,9 @@ def test_a_gate_that_is_passed_is_not_measured_again(tiny_fleet: MakeFleet, meas
     assert measured == ["kl<=5", "kl<=4"]
 
 
-def test_a_gates_memory_is_told_and_kept_to(tiny_fleet: MakeFleet, measured: list[str]) -> None:
+def test_a_gates_memory_is_told_and_kept_to(
+    tiny_fleet: MakeFleet, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is that of two open plans, one of them the original in float32; beyond the budget nothing is measured."""
     fleet = tiny_fleet()
     assert fleet.build().failures == {}
@@ -76,11 +78,27 @@ def test_a_gates_memory_is_told_and_kept_to(tiny_fleet: MakeFleet, measured: lis
     assert step.action == "gate" and step.peak_bytes == unit.gate_bytes
     num_weights = sum(math.prod(shape) for shape in weight_shapes(unit.checkpoint.spec).values())
     assert step.peak_bytes > (4 + 2) * num_weights
-    base = tree_bytes(os.getpid())
-    report = fleet.build(budget=Budget(base + unit.gate_bytes // 2, 1))
+    monkeypatch.setattr("plansmith.fleet.build.tree_bytes", lambda _: 100 << 20)
+    base = 100 << 20
+    report = fleet.build(budget=Budget(base + unit.gate_bytes - 1, 1))
     assert "beside the" in report.failures["tiny-fp16"] and measured == []
-    assert fleet.build(budget=Budget(2 * base + 2 * unit.gate_bytes, 1)).failures == {}
+    assert fleet.build(budget=Budget(base + unit.gate_bytes, 1)).failures == {}
     assert measured == ["kl<=5"]
+
+
+def test_what_a_disk_says_while_a_gate_is_measured_fails_that_engine(
+    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def try_gate(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/a/disk")
+
+    fleet = tiny_fleet(recipes="{fp16: {gate: 'kl<=5'}, fp32: }")
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "try_gate", try_gate)
+        report = fleet.build()
+    assert engines(report) == {"tiny-fp16": "failed", "tiny-fp32": "assembled"}
+    assert f"tiny-fp16: {os.strerror(errno.EIO)} (/a/disk); run it again" in report.failures["tiny-fp16"]
+    assert fleet.build().failures == {}
 
 
 def test_a_gate_that_is_not_passed_is_no_engine(tiny_fleet: MakeFleet, measured: list[str]) -> None:

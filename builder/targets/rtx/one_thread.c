@@ -11,7 +11,10 @@
 // What counts as waiting is what is defined below: condition variables, semaphores, joins, futexes
 // by syscall(), sleeps, and locks that another thread holds. Where a thread waits by other means
 // for one that has no turn, all stand still; after kStandstillSeconds without any work done the
-// order is given up, and threads run as they like; plansmith_threads_take_turns() tells.
+// order is given up, and threads run as they like; plansmith_threads_take_turns() tells. A thread's
+// turn ends with its function: destructors of its C++ thread_local objects run beside the next one.
+//
+// SPDX-License-Identifier: Apache-2.0
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
