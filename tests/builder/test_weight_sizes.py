@@ -61,7 +61,10 @@ def test_a_gpu_graph_has_the_predicted_size(
         graph = build_graph(opened.spec, opened.weights, recipe_for(found, recipe), limits, compute=compute)
         sizes = plan_sizes(opened.spec, recipe, limits, found)
         assert sizes.by_type == weight_bytes(graph)
-        assert sizes.weight_bytes == sum(weight_bytes(graph).values())
+        # The compiler holds the codes of a table that is tied to the logits twice.
+        is_twice = opened.spec.tie_embeddings and name in ("int8", "int4")
+        again = opened.spec.vocab_size * opened.spec.hidden_size if is_twice else 0
+        assert sizes.weight_bytes == sum(weight_bytes(graph).values()) + again
         assert sizes.compute_dtype == compute and sizes.cpu_plan is None
 
 

@@ -73,7 +73,7 @@ def test_perplexity_is_that_of_transformers(tiny: Checkpoint, plan: Callable[[st
 
 @pytest.mark.parametrize("elements", [1 << 22, 21])
 def test_kl_and_agreement_against_plain_numpy(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "_ELEMENTS", elements)
+    monkeypatch.setattr(scoring, "MAX_SLICE_ELEMENTS", elements)
     rng = np.random.default_rng(0)
     p, q = rng.normal(size=(2, 50, 7)) * 2
     targets = rng.integers(0, 7, 50)
