@@ -77,9 +77,7 @@ def main() -> None:
     parser.add_argument(
         "--one", nargs=4, metavar=("CHECKPOINT", "PRECISION", "TARGET", "OUT"), help=argparse.SUPPRESS
     )
-    parser.add_argument("--checkpoint", type=Path, action="append", default=[])
-    parser.add_argument("--shape", action="append", default=[], choices=sorted(random_checkpoint.SHAPES))
-    parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "bench-shapes")
+    random_checkpoint.add_arguments(parser)
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--output", type=Path)
@@ -88,12 +86,7 @@ def main() -> None:
         print(json.dumps(measure(*args.one)))
         return
     results = []
-    for name in args.shape:
-        folder = args.work / name
-        if not (folder / "config.json").exists():
-            random_checkpoint.write_checkpoint(folder, name, common.demo_checkpoint())
-        args.checkpoint.append(folder)
-    for checkpoint in args.checkpoint:
+    for checkpoint in random_checkpoint.chosen(args):
         for target in args.target or ("cpu", "sm89"):
             for precision in args.precision or PRECISIONS:
                 results.append(measured_apart(checkpoint, precision, target))

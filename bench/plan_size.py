@@ -65,21 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", type=Path, action="append", default=[])
-    parser.add_argument("--shape", action="append", default=[], choices=sorted(random_checkpoint.SHAPES))
-    parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "bench-shapes")
+    random_checkpoint.add_arguments(parser)
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
     parser.add_argument("--target", action="append", choices=TARGETS)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    for name in args.shape:
-        folder = args.work / name
-        if not (folder / "config.json").exists():
-            random_checkpoint.write_checkpoint(folder, name, common.demo_checkpoint())
-        args.checkpoint.append(folder)
-    args.checkpoint = args.checkpoint or [common.demo_checkpoint()]
     results = []
-    for checkpoint in args.checkpoint:
+    for checkpoint in random_checkpoint.chosen(args) or [common.demo_checkpoint()]:
         for target in args.target or ("sm89",):
             for precision in args.precision or PRECISIONS:
                 results.append(measure(checkpoint, precision, target))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import numpy.typing as npt
 
@@ -164,6 +165,22 @@ def write_checkpoint(output: Path, shape_name: str, tokenizer: Path, seed: int =
         **{key: known[key] for key in SPECIAL_IDS if known.get(key) is not None},
     }
     (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let a benchmark take checkpoints that are there, and shapes of random ones; see chosen."""
+    parser.add_argument("--checkpoint", type=Path, action="append", default=[])
+    parser.add_argument("--shape", action="append", default=[], choices=sorted(SHAPES))
+    parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "bench-shapes")
+
+
+def chosen(args: argparse.Namespace) -> list[Path]:
+    """Return the checkpoints that add_arguments' options name; random ones are written where they are not there."""
+    folders = [args.work / name for name in args.shape]
+    for name, folder in zip(args.shape, folders, strict=True):
+        if not (folder / "config.json").exists():
+            write_checkpoint(folder, name, common.demo_checkpoint())
+    return [*args.checkpoint, *folders]
 
 
 def main() -> None:

@@ -141,10 +141,12 @@ def _carry(files: Mapping[str, FileRef], old: Manifest | None, out: Path, work: 
 def _moved(files: Sequence[FileRef], built: KeptFiles | None, work: Path) -> set[str]:
     """Move what was stored just now, without reading it again; return the paths."""
     moved = set[str]()
-    for file in files if built is not None else ():
+    if built is None:
+        return moved
+    for file in files:
         new = work / file.path
         new.parent.mkdir(parents=True, exist_ok=True)
-        if built is not None and built.move(file.path, new):
+        if built.move(file.path, new):
             moved.add(file.path)
     return moved
 

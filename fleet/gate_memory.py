@@ -21,7 +21,7 @@ def predicted_gate_bytes(unit: Unit) -> int:
     """Return what measuring the gate of a unit's engine is expected to hold, besides the process that does it.
 
     The original in float32 and the engine are cpu plans that are open together, with the tokens of one step each. No
-    weights are read: shapes say it, also those of a quantized checkpoint.
+    weights are read: shapes say it, also those of a quantized checkpoint. raises what plan_sizes raises
     """
     slice_elements = min(MAX_SLICE_ELEMENTS, CHUNK_TOKENS * unit.checkpoint.spec.vocab_size)
     plans = sum(_plan_bytes(unit, recipe) for recipe in (precision("fp32"), unit.recipe))

@@ -230,13 +230,11 @@ def _what_is_wrong(folder: Path, file: FileRef | FileEntry) -> str:
             return "is missing"
         if (size := path.stat().st_size) != file.size:
             return f"has {size} bytes, wanted {file.size}"
-        return (
-            ""
-            if hash_file(path) == file.sha256
-            else "was altered: it has another sha256 than it was made with"
-        )
+        if hash_file(path) != file.sha256:
+            return "was altered: it has another sha256 than it was made with"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+    return ""
 
 
 def _record(local: LocalStore, key: str) -> Record:

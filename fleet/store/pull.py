@@ -58,8 +58,8 @@ def pull(
     num_lists = 0
     for made in lists.values():
         with faults.of(users[made.sha256]):
-            for chunk in filter(damaged.__contains__, made.chunks):
-                raise damaged[chunk]
+            if bad := [damaged[chunk] for chunk in made.chunks if chunk in damaged]:
+                raise bad[0]
             if not local.has_list(made):
                 local.add_list(made, remote.refuse(list_name(made.sha256)))
                 num_lists += 1
