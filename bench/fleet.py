@@ -5,6 +5,7 @@
 - overhead: `plansmith fleet build` of one model for four GPUs, beside TensorRT-RTX alone over the same graph, which is
   there lowered already, as many compiles side by side. Both are wall time, process start included, one after another,
   several rounds.
+- overhead_two: the same of two models for four GPUs.
 - unchanged: a fleet of two models and four targets built again, cold and warm in the file cache's eyes alike.
 - memory: the most that the build held, beside what was predicted and the budget it was given.
 - gates: the same of measuring a gate alone.
@@ -23,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +57,32 @@ def fleet_build(folder: Path, *flags: str) -> tuple[float, dict[str, Any]]:
     return seconds, json.loads(done.stdout)
 
 
-def compilers_alone(folder: Path, checkpoint: Path, precision: str) -> float:
-    """Return the wall time of the same compiles without a fleet: lowered graph, compilers, plans, nothing else."""
-    words = [sys.executable, __file__, "--compilers", str(folder), str(checkpoint), precision]
-    prepare = [*words, "prepare"]
-    subprocess.run(prepare, check=True)
+def compilers_alone(folder: Path, checkpoints: Sequence[Path], precision: str) -> tuple[float, list[float]]:
+    """Return the wall time of the same compiles without a fleet, lowered graphs to plans, and each compile's."""
+    words = [sys.executable, __file__, "--compilers", str(folder), precision, *map(str, checkpoints)]
+    subprocess.run([*words, "--prepare"], check=True)
     start = time.perf_counter()
-    subprocess.run(words, check=True)
-    return time.perf_counter() - start
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    return time.perf_counter() - start, json.loads(done.stdout)
 
 
-def run_compilers(folder: Path, checkpoint: Path, precision: str, prepare: bool) -> None:
-    """Lower the graph into folder, or compile it for all GPUs."""
+def run_compilers(folder: Path, checkpoints: Sequence[Path], precision: str, prepare: bool) -> None:
+    """Lower the checkpoints' graphs into folder, or compile them for all GPUs and print what each compile took."""
+    from plansmith.builder.targets.rtx.schedule import CompileJob, compile_many
+
+    jobs: list[CompileJob] = []
+    for checkpoint in checkpoints:
+        jobs += compile_jobs(folder / checkpoint.name, checkpoint, precision, prepare)
+    if not prepare:
+        print(json.dumps([round(one.seconds, 3) for one in compile_many(jobs)]))
+
+
+def compile_jobs(folder: Path, checkpoint: Path, precision: str, prepare: bool) -> list[Any]:
+    """Return the compiles of a checkpoint's graph, which lies lowered in folder; `prepare` writes it there."""
     from plansmith.builder.build import plan_build
     from plansmith.builder.compile import CompileRequest
     from plansmith.builder.targets.rtx.compile import save_lowered
-    from plansmith.builder.targets.rtx.schedule import CompileJob, compile_many
+    from plansmith.builder.targets.rtx.schedule import CompileJob
 
     plan = plan_build(checkpoint, list(TARGETS), precision=precision)
     request = CompileRequest(plan.checkpoint, plan.recipe, plan.limits, None, folder)
@@ -79,8 +90,7 @@ def run_compilers(folder: Path, checkpoint: Path, precision: str, prepare: bool)
     if prepare:
         folder.mkdir(parents=True)
         save_lowered(graph, lowered)
-        return
-    jobs = [
+    return [
         CompileJob(
             graph,
             plan.limits,
@@ -92,20 +102,21 @@ def run_compilers(folder: Path, checkpoint: Path, precision: str, prepare: bool)
         )
         for one in plan.targets
     ]
-    compile_many(jobs)
 
 
-def overhead(work: Path, checkpoint: Path, precision: str, rounds: int) -> dict[str, Any]:
+def overhead(work: Path, models: dict[str, Path], precision: str, rounds: int) -> dict[str, Any]:
     """Return the wall times of both, round by round, and the ratio of their medians."""
-    fleet_s, alone_s, reports = [], [], []
+    fleet_s, alone_s, reports, compiles = [], [], [], []
     for n in range(rounds):
         folder = work / f"overhead{n}"
-        write_fleet(folder, {"model": checkpoint}, GPUS, precision)
+        write_fleet(folder, models, GPUS, precision)
         seconds, report = fleet_build(folder)
         fleet_s.append(round(seconds, 2))
         reports.append(report)
         shutil.rmtree(folder)
-        alone_s.append(round(compilers_alone(work / f"alone{n}", checkpoint, precision), 2))
+        seconds, each = compilers_alone(work / f"alone{n}", list(models.values()), precision)
+        alone_s.append(round(seconds, 2))
+        compiles.append(each)
         shutil.rmtree(work / f"alone{n}")
         print(f"round {n}: fleet {fleet_s[-1]} s, TensorRT-RTX alone {alone_s[-1]} s", flush=True)
     ratio = statistics.median(fleet_s) / statistics.median(alone_s)
@@ -114,6 +125,7 @@ def overhead(work: Path, checkpoint: Path, precision: str, rounds: int) -> dict[
         "compilers_alone_s": alone_s,
         "overhead": round(ratio - 1, 4),
         "compile_s": [[unit["compile_seconds"] for unit in one["units"]] for one in reports],
+        "compile_alone_s": compiles,
     }
 
 
@@ -225,30 +237,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--compilers", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=common.ROOT / "build" / "bench-fleet")
     parser.add_argument(
-        "--stage", action="append", choices=("overhead", "unchanged", "memory", "gates", "bytes")
+        "--stage",
+        action="append",
+        choices=("overhead", "overhead_two", "unchanged", "memory", "gates", "bytes"),
     )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.compilers:
-        folder, checkpoint, precision, *rest = args.compilers
-        run_compilers(Path(folder), Path(checkpoint), precision, bool(rest))
+        folder, precision, *checkpoints = args.compilers
+        run_compilers(Path(folder), [Path(one) for one in checkpoints], precision, args.prepare)
         return
     smol = common.demo_checkpoint()
     shutil.rmtree(args.work, ignore_errors=True)
     args.work.mkdir(parents=True)
     deep = args.work / "deep"
+    two = {"smollm2": smol, "deep": deep}
     stages: dict[str, Callable[[], Any]] = {
-        "overhead": lambda: overhead(args.work, smol, "fp16", args.rounds),
-        "unchanged": lambda: unchanged(args.work, {"smollm2": smol, "deep": deep}, args.rounds),
+        "overhead": lambda: overhead(args.work, {"smollm2": smol}, "fp16", args.rounds),
+        "overhead_two": lambda: overhead(args.work, two, "fp16", args.rounds),
+        "unchanged": lambda: unchanged(args.work, two, args.rounds),
         "memory": lambda: memory(args.work, smol, ("2GB", "3GB", "6GB"), "fp16"),
         "gates": lambda: gates(args.work, smol),
         "bytes": lambda: same_bytes(args.work, smol),
     }
     chosen = args.stage or list(stages)
-    if "unchanged" in chosen:
+    if {"unchanged", "overhead_two"} & set(chosen):
         random_checkpoint.write_checkpoint(deep, "deep", smol)
     results = {name: stages[name]() for name in chosen}
     text = json.dumps(

@@ -40,6 +40,7 @@ from .targets.registry import (
     with_kv_cache,
 )
 
+Todo = tuple[tuple[CompileRequest, tuple[Target, ...]], ...]
 Judge = Callable[["BuildPlan", pathlib.Path | None], dict[str, Any]]
 """Takes what is built and its cpu plan, None where it has none, and returns an evaluation as JSON values."""
 
@@ -199,22 +200,19 @@ def build_engine(
         carried = {name: without_kernels(one) if name in outdated else one for name, one in kept.items()}
         entries = carry(carried, out, work)
         work.reserve(found.needed_bytes())
-        for request, targets in found.todo:
-            wanted = [
-                target for target in targets if target.name not in failures
-            ]  # no draft without its target
-            for target, result in compile_targets(request, wanted, work.path, progress, keep_going):
-                name = request.label(target)
-                if isinstance(result, Error):
-                    failures[name] = result
-                else:
-                    inputs = _inputs(plan, request, target, fingerprint)
-                    entries[name] = target_entry(target, request, result, keys[name], work.path, inputs)
-                    groups = recipe_for(target, request.recipe).weight_groups
-                    reports[name] = _built(result, entries[name], groups)
-        if failures and not any("/" not in name for name in entries):
+        compiled = _compile(found.todo, failures, work.path, progress, keep_going)
+        if failures and not any("/" not in name for name in (*entries, *compiled)):
             raise _summary(failures)
-        entries, notes = kernels.add(entries, work.path, progress)
+        bare = [name for name, entry in entries.items() if not entry.kernel_files()]
+        kernels.compile([*bare, *compiled], progress)
+        if side_by_side is not None:
+            side_by_side.compilers_ended()
+        describe = describe_file if side_by_side is None else side_by_side.describe
+        for name, (request, target, result) in compiled.items():
+            inputs = _inputs(plan, request, target, fingerprint)
+            entries[name] = target_entry(target, request, result, keys[name], work.path, inputs, describe)
+            reports[name] = _built(result, entries[name], recipe_for(target, request.recipe).weight_groups)
+        entries, notes = kernels.add(entries, work.path)
         reports = {name: _noted(one, name, plan, notes) for name, one in reports.items()}
         evaluation = None
         if judge is not None:
@@ -225,6 +223,25 @@ def build_engine(
     if failures:
         raise _summary(failures)
     return report
+
+
+def _compile(
+    todo: Todo,
+    failures: dict[str, Error],
+    work: pathlib.Path,
+    progress: Progress,
+    keep_going: bool,
+) -> dict[str, tuple[CompileRequest, Target, Compiled]]:
+    """Compile what is to be done, and return it by its piece name; what fails is added to the failures."""
+    compiled = {}
+    for request, targets in todo:
+        wanted = [target for target in targets if target.name not in failures]  # no draft without its target
+        for target, result in compile_targets(request, wanted, work, progress, keep_going):
+            if isinstance(result, Error):
+                failures[request.label(target)] = result
+            else:
+                compiled[request.label(target)] = request, target, result
+    return compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +260,7 @@ class _Compared:
     keys: dict[str, str]
     kept: dict[str, TargetEntry]
     lost: bool
-    todo: tuple[tuple[CompileRequest, tuple[Target, ...]], ...]
+    todo: Todo
 
     def needed_bytes(self) -> int:
         """Return about how much disk the build takes."""

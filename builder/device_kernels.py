@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..plugins.aot import CompiledKernel, compile_tasks, triton_version
 from ..plugins.bundle import write_bundle
@@ -34,6 +34,7 @@ class DeviceKernels:
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = {target.name: target for target in targets if target.sm}
         self._version, self._lack = "", ""
+        self._compiled: list[CompiledKernel] = []
         if self._targets:
             try:
                 self._version = triton_version()
@@ -50,27 +51,31 @@ class DeviceKernels:
             if name in entries and _held_key(entries[name], root) != self._key(target)
         }
 
-    def add(
-        self, entries: Mapping[str, TargetEntry], work: pathlib.Path, progress: Progress
-    ) -> tuple[dict[str, TargetEntry], dict[str, tuple[str, ...]]]:
-        """Compile and write the kernels of the build's targets that have none; return all entries, and notes by target.
+    def compile(self, names: Iterable[str], progress: Progress) -> None:
+        """Compile the kernels of those of the build's targets that are among the names; add() tells of a failure."""
+        wanted = [self._targets[name] for name in names if name in self._targets]
+        if not wanted or self._lack:
+            return
+        try:
+            self._compiled = self._compile(wanted, progress)
+        except Error as error:
+            self._lack = str(error)
 
-        entries : of targets whose files lie below work
+    def add(
+        self, entries: Mapping[str, TargetEntry], work: pathlib.Path
+    ) -> tuple[dict[str, TargetEntry], dict[str, tuple[str, ...]]]:
+        """Write the kernels of the build's targets that have none; return all entries, and notes by target.
+
+        entries : of targets whose files lie below work, and whose kernels compile() made
         """
         bare = [
             target
             for name, target in self._targets.items()
             if name in entries and not entries[name].kernel_files()
         ]
-        if not bare:
-            return dict(entries), {}
-        try:
-            if self._lack:
-                raise UnsupportedError(self._lack)
-            compiled = self._compile(bare, progress)
-        except Error as error:
-            return dict(entries), {target.name: (f"{_ON_HOST}: {error}",) for target in bare}
-        added = {target.name: self._write(target, entries[target.name], compiled, work) for target in bare}
+        if self._lack:
+            return dict(entries), {target.name: (f"{_ON_HOST}: {self._lack}",) for target in bare}
+        added = {target.name: self._write(target, entries[target.name], work) for target in bare}
         return {**entries, **added}, {}
 
     def _compile(self, targets: Sequence[Target], progress: Progress) -> list[CompiledKernel]:
@@ -82,15 +87,9 @@ class DeviceKernels:
 
         return compile_tasks(list(tasks.values()), cache_dir=user_cache("kernels"), progress=step)
 
-    def _write(
-        self,
-        target: Target,
-        entry: TargetEntry,
-        compiled: Sequence[CompiledKernel],
-        work: pathlib.Path,
-    ) -> TargetEntry:
+    def _write(self, target: Target, entry: TargetEntry, work: pathlib.Path) -> TargetEntry:
         folder = work / pathlib.PurePosixPath(entry.files[0].path).parent / KERNELS_FOLDER
-        own = [one for one in compiled if one.sm in sms_of(target)]
+        own = [one for one in self._compiled if one.sm in sms_of(target)]
         files = write_bundle(folder, own, self._version, self._key(target))
         return dataclasses.replace(
             entry, files=(*entry.files, *(describe_file(work, path) for path in files))

@@ -15,7 +15,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..runtime.errors import BuildError, InvalidArgumentError, OutOfMemoryError
 from ..runtime.manifest import MANIFEST_NAME, hash_file
@@ -262,6 +262,10 @@ def sync_tree(root: pathlib.Path) -> None:
     for path in sorted(root.rglob("*"), reverse=True):
         sync(path)
     sync(root)
+
+
+Describe = Callable[[pathlib.Path, pathlib.Path], FileEntry]
+"""Called with a directory and a file below it; returns the manifest's entry of that file."""
 
 
 def describe_file(root: pathlib.Path, path: pathlib.Path) -> FileEntry:

@@ -21,7 +21,7 @@ from ..runtime.manifest_entries import (
     TensorEntry,
     TokenizerEntry,
 )
-from .engine_dir import describe_file
+from .engine_dir import Describe, describe_file
 from .graph import contract
 from .limits import Limits
 from .machine import host
@@ -113,10 +113,12 @@ def target_entry(
     key: str,
     work: pathlib.Path,
     inputs: Mapping[str, str] | None = None,
+    describe: Describe = describe_file,
 ) -> TargetEntry:
     """Return what the manifest says of a target whose files lie below `work`, compiled a moment ago on this machine.
 
     inputs : what `key` was made of, by name, for its provenance; None = not kept
+    describe : gives the entry of each of its files
     """
     spec, recipe = request.checkpoint.spec, request.recipe
     compute = compute_dtype(target, spec, recipe)
@@ -133,7 +135,7 @@ def target_entry(
         activation_quantization=activation_quantization(target, recipe),
         inputs=_inputs(target, spec, request.limits, compute),
         profiles=_profiles(result.flags),
-        files=tuple(describe_file(work, path) for path in result.files),
+        files=tuple(describe(work, path) for path in result.files),
         flags=(*result.flags, *groups),
         key=key,
         seconds=round(result.seconds, 3),

@@ -1,4 +1,4 @@
-"""What builds in one process share when they run side by side: graphs that are written once, and the wish to stop."""
+"""What builds that run side by side in one process share, and what each of them has of whoever runs it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+from .engine_dir import Describe, describe_file
 
 
 class SharedGraphs:
@@ -49,9 +51,22 @@ class SharedGraphs:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SideBySide:
-    """What builds share. stop : once set, by any thread, compilers are ended and their builds raise Stopped."""
+    """A build among others.
+
+    graphs : shared by all
+    stop : shared by all; once set, by any thread, compilers are ended and their builds raise Stopped
+    compilers_ended : called by a build once it runs none any more; what is left takes neither memory nor a core for
+        long
+    describe : gives the manifest's entry of a plan's file; whoever stores it can hash it on the way
+    """
 
     graphs: SharedGraphs
     stop: threading.Event
+    compilers_ended: Callable[[], None] = _nothing
+    describe: Describe = describe_file

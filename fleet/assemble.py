@@ -19,7 +19,7 @@ from ..runtime.manifest_entries import DraftEntry
 from .store.local import LocalStore
 from .store.record import FileRef, Record
 from .stored import manifest_of
-from .unit_build import KeptFiles
+from .unit_files import KeptFiles
 
 # What all units of an engine agree on.
 _SHARED = ("schema_version", "model", "precision", "limits", "tokenizer", "graph_contract")

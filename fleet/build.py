@@ -31,7 +31,8 @@ from .store.pull import pull
 from .store.record import Record
 from .store.store import Store
 from .stored import is_whole
-from .unit_build import BuiltUnit, KeptFiles, Workshop, build_unit
+from .unit_build import BuiltUnit, Workshop, build_unit
+from .unit_files import KeptFiles
 from .units import Unit
 
 

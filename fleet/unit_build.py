@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from .engine_graphs import EngineGraphs
 from .store.local import LocalStore
 from .store.record import Record
 from .stored import forget, has_its_files, is_whole
+from .unit_files import KeptFiles, UnitFiles
 from .units import Unit
 
 UNIT = "unit"
@@ -43,29 +44,6 @@ class Workshop:
     is_kept: Callable[[], bool] = lambda: False
 
 
-class KeptFiles:
-    """Files that are stored and still lie where they were built, each as it was before it was stored."""
-
-    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
-        self.folder = folder
-        self._stamps = {path: _stamp(folder / path) for path in paths}
-
-    def move(self, path: str, to: Path) -> bool:
-        """Move a file; False where it is not there as it was, or to is on another disk: the store has it."""
-        try:
-            if _stamp(self.folder / path) != self._stamps[path]:
-                return False
-            (self.folder / path).rename(to)
-        except OSError:
-            return False
-        return True
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    found = path.lstat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
-
-
 @dataclasses.dataclass(frozen=True)
 class BuiltUnit:
     """What came of a unit.
@@ -82,7 +60,7 @@ class BuiltUnit:
 def build_unit(unit: Unit, shop: Workshop, let_go: Callable[[], None] = lambda: None) -> BuiltUnit | None:
     """Return a unit once it is in the store; None while another process is building it.
 
-    let_go : called once its compilers have ended; storing what they made takes neither a core nor memory for long
+    let_go : called once its compilers have ended, see SideBySide.compilers_ended
     raises what build_engine raises, CheckpointError when the checkpoint changes meanwhile, what the store raises, and
         BuildError for whatever else the file system says
     """
@@ -101,9 +79,9 @@ def build_unit(unit: Unit, shop: Workshop, let_go: Callable[[], None] = lambda: 
                 if there is not None:
                     # What is missing is stored again; the plan may have other bytes.
                     forget(shop.store, unit.key)
-                report = _compile(unit, out, shop)
-            let_go()
-            built = _stored(unit, out, report, shop)
+                files = UnitFiles(shop.store)
+                report = _compile(unit, out, shop, files, let_go)
+            built = _stored(unit, out, report, shop, files)
             return built
         finally:
             if built is None or built.kept is None:
@@ -122,19 +100,22 @@ def disk_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _stored(unit: Unit, out: Path, report: BuildReport, shop: Workshop) -> BuiltUnit:
-    files = KeptFiles(out, [path.relative_to(out).as_posix() for path in _files(out)])
-    made = _record(unit, out, shop.store)
+def _stored(unit: Unit, out: Path, report: BuildReport, shop: Workshop, files: UnitFiles) -> BuiltUnit:
+    made = _record(unit, out, files)
     record = shop.store.put_record(made)
-    return BuiltUnit(record, report, files if record.files == made.files and shop.is_kept() else None)
+    is_kept = record.files == made.files and shop.is_kept()
+    return BuiltUnit(record, report, KeptFiles(out, files.stamps) if is_kept else None)
 
 
-def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:
+def _compile(
+    unit: Unit, out: Path, shop: Workshop, files: UnitFiles, let_go: Callable[[], None]
+) -> BuildReport:
     # They take half a second to import, which a fleet that is there already spares.
     from ..builder.build import build_engine
     from ..builder.targets.compiler_process import Stopped
 
     shared = shop.graphs.of(unit.engine.name)
+    beside = dataclasses.replace(shared, compilers_ended=let_go, describe=files.describe)
 
     def progress(_: str, phase: str, done: int, total: int) -> None:
         if shared.stop.is_set():  # a cpu plan is made in this thread, which nobody can kill
@@ -142,7 +123,7 @@ def _compile(unit: Unit, out: Path, shop: Workshop) -> BuildReport:
         shop.progress(unit.name, phase, done, total)
 
     try:
-        report = build_engine(unit.plan, out, workers=1, progress=progress, side_by_side=shared)
+        report = build_engine(unit.plan, out, workers=1, progress=progress, side_by_side=beside)
     except Error as error:
         _keep_logs(unit, out, shop.store.root / LOGS, error)
         raise
@@ -172,7 +153,7 @@ def _log_stem(unit: Unit) -> str:
     return unit.name.replace("/", ".").replace("@", ".")
 
 
-def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
+def _record(unit: Unit, out: Path, files: UnitFiles) -> Record:
     manifest = load_manifest(out)
     if manifest.tokenizer.sha256 != unit.inputs["tokenizer"]:
         raise BuildError(
@@ -184,7 +165,7 @@ def _record(unit: Unit, out: Path, store: LocalStore) -> Record:
         key=unit.key,
         kind=UNIT,
         inputs=dict(unit.inputs),
-        files=store.add_files(out, [path.relative_to(out).as_posix() for path in _files(out)]),
+        files=files.complete(out, [path.relative_to(out).as_posix() for path in _files(out)]),
         content={"manifest": to_json(manifest), "report": _targets(out)},
         provenance=_provenance(manifest),
     )
