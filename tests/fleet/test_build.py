@@ -412,23 +412,45 @@ def test_a_record_that_is_no_engine_is_built_again(tiny_fleet: MakeFleet, lack: 
 
 
 def test_a_file_that_changes_before_it_is_stored_is_not(
-    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+    tiny_fleet: MakeFleet, quick_rtx: QuickRtx, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes would not be those that the manifest tells."""
+    """Its bytes would not be those that the manifest tells: kernels are described before they are stored."""
     add_files = LocalStore.add_files
 
     def changed(store: LocalStore, root: Path, paths: Any) -> Any:
-        path = root / "targets/cpu/model.plan"
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        for path in paths:
+            if path.endswith(".cubin"):
+                (root / path).write_bytes(b"another")
         return add_files(store, root, paths)
 
-    fleet = tiny_fleet()
+    fleet = tiny_fleet(skus="[sm89]")
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "add_files", changed)
         report = fleet.build()
-    assert "changed before it was stored" in report.failures["tiny/fp16/cpu"]
+    assert "changed before it was stored" in report.failures["tiny/fp16/sm89"]
     assert names(fleet.store) == []
     assert engines(fleet.build()) == {"tiny-fp16": "assembled"}
+
+
+def test_a_plan_that_changes_once_it_is_stored_is_taken_from_the_store(
+    tiny_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the manifest tells of a plan are the bytes that were stored."""
+    add_files = LocalStore.add_files
+
+    def changes(store: LocalStore, root: Path, paths: Any) -> Any:
+        added = add_files(store, root, paths)
+        for path in paths:
+            (root / path).write_bytes(b"another")
+        return added
+
+    fleet = tiny_fleet(skus="[cpu]")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "add_files", changes)
+        assert engines(fleet.build()) == {"tiny-fp16": "assembled"}
+    manifest = load_manifest(fleet.folder / "engines/tiny-fp16")
+    manifest.check_files(hashes=True)
+    assert (fleet.folder / "engines/tiny-fp16/targets/cpu/model.plan").stat().st_size > 1000
 
 
 def test_a_unit_larger_than_the_budget(tiny_fleet: MakeFleet, quick_rtx: QuickRtx) -> None:
