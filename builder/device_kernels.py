@@ -56,8 +56,16 @@ class DeviceKernels:
         wanted = [self._targets[name] for name in names if name in self._targets]
         if not wanted or self._lack:
             return
+        # Each kernel is compiled once an SM, whatever number of targets takes it.
+        tasks = {(kernel.name, sm): (kernel, sm) for target in wanted for kernel, sm in tasks_of(target)}
+
+        def step(name: str, sm: int, done: int, total: int) -> None:
+            progress(KERNELS_FOLDER, f"{name} sm{sm}", done, total)
+
         try:
-            self._compiled = self._compile(wanted, progress)
+            self._compiled = compile_tasks(
+                list(tasks.values()), cache_dir=user_cache("kernels"), progress=step
+            )
         except Error as error:
             self._lack = str(error)
 
@@ -77,15 +85,6 @@ class DeviceKernels:
             return dict(entries), {target.name: (f"{_ON_HOST}: {self._lack}",) for target in bare}
         added = {target.name: self._write(target, entries[target.name], work) for target in bare}
         return {**entries, **added}, {}
-
-    def _compile(self, targets: Sequence[Target], progress: Progress) -> list[CompiledKernel]:
-        """Return what the targets need, each kernel compiled once an SM."""
-        tasks = {(kernel.name, sm): (kernel, sm) for target in targets for kernel, sm in tasks_of(target)}
-
-        def step(name: str, sm: int, done: int, total: int) -> None:
-            progress(KERNELS_FOLDER, f"{name} sm{sm}", done, total)
-
-        return compile_tasks(list(tasks.values()), cache_dir=user_cache("kernels"), progress=step)
 
     def _write(self, target: Target, entry: TargetEntry, work: pathlib.Path) -> TargetEntry:
         folder = work / pathlib.PurePosixPath(entry.files[0].path).parent / KERNELS_FOLDER

@@ -13,7 +13,7 @@ Stamp = tuple[int, ...]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return what changes when a file is written or replaced."""
+    """Return what changes when a file is written or replaced; OSError where there is none."""
     found = path.lstat()
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
 
@@ -21,7 +21,8 @@ def stamp_of(path: Path) -> Stamp:
 class KeptFiles:
     """Files that are stored and still lie where they were built, each as it was before it was stored.
 
-    stamps : what the file system said of them then, by path
+    folder : where they lie; it may have been renamed since
+    stamps : what the file system said of them then, by path below it
     """
 
     def __init__(self, folder: Path, stamps: Mapping[str, Stamp]) -> None:
@@ -51,7 +52,10 @@ class UnitFiles:
         self._stored: dict[str, FileRef] = {}
 
     def describe(self, root: Path, path: Path) -> FileEntry:
-        """Store a file below root, and return the manifest's entry."""
+        """Store a file below root, and return the manifest's entry, its size in bytes.
+
+        raises what LocalStore.add_files raises, and OSError
+        """
         name = path.relative_to(root).as_posix()
         self.stamps[name] = stamp_of(path)
         (stored,) = self._store.add_files(root, [name])
@@ -59,7 +63,10 @@ class UnitFiles:
         return FileEntry(path=name, size=stored.size, sha256=stored.sha256)
 
     def complete(self, root: Path, names: Sequence[str]) -> tuple[FileRef, ...]:
-        """Return what the store has of files below root, once it has those too that were not described."""
+        """Return what the store has of files below root, once it has those too that were not described.
+
+        names : their paths below root; raises what describe raises
+        """
         for name in names:
             if name not in self._stored:
                 self.describe(root, root / name)
